@@ -1,0 +1,118 @@
+"""What goes into an engine and what comes out: the vocabulary between a service and its engine.
+
+Knows token ids only: no text, no network, no tensors. A service submits an `EngineRequest`; the
+engine answers with `EngineEvent`s, all events of one step in one call.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+BlockId = NewType("BlockId", int)
+
+
+class Leg(Enum):
+    """Which part of a request this engine runs."""
+
+    LOCAL = "local"
+    """Computes the prompt and generates."""
+
+    PREFILL = "prefill"
+    """Computes the prompt, samples token 0 (unless outputs were delivered) and keeps the KV until
+    `Engine.release`."""
+
+    DECODE = "decode"
+    """Gets the prompt's KV by a transfer (`Engine.claim`, `Engine.attach`) and generates."""
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    """The model's end id or a stop token id."""
+
+    LENGTH = "length"
+    """`max_tokens`, or the model's context, is used up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. Sampling is counter-based on (seed, sample, output index)."""
+
+    max_tokens: int
+    """Output tokens in all, those already delivered included."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 is off."""
+    top_p: float = 1.0
+    """1 is off."""
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One sample of a request, as an engine takes it."""
+
+    request_id: RequestId
+    leg: Leg
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    output_token_ids: tuple[int, ...] = ()
+    """Output tokens already delivered; treated as uncomputed tokens after the prompt."""
+    sample: int = 0
+    """Sample index, for the sampling counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A `Leg.DECODE` request has room for its prompt; now its KV may come. Possibly again, after
+    the engine took the room back under memory pressure: then every earlier copy is void."""
+
+    request_id: RequestId
+    queue_ns: int
+    """Submitted → reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationLost:
+    """Memory pressure took the room of a waiting `Leg.DECODE` request; it is queued again."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkComputed:
+    """KV of prompt positions [0, num_computed_tokens) of a `Leg.PREFILL` request may be copied."""
+
+    request_id: RequestId
+    num_computed_tokens: int
+    is_last: bool
+    """The whole prompt is computed."""
+    queue_ns: int
+    """Submitted → first scheduled."""
+    build_ns: int
+    """First scheduled → this chunk computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokensOut:
+    """Output tokens, contiguous from `first_index`; the last event if `finish_reason` is set
+    (blocks of a `Leg.PREFILL` request stay until `Engine.release`)."""
+
+    request_id: RequestId
+    first_index: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The engine gave the request up; the last event. Only for faults of ours or the hardware."""
+
+    request_id: RequestId
+    error: str
+
+
+EngineEvent = Reserved | ReservationLost | ChunkComputed | TokensOut | RequestFailed

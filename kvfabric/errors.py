@@ -1,0 +1,40 @@
+"""Everything that can go wrong on the fabric.
+
+    FabricError
+    ├── PeerLost              the connection broke, or the peer is another process now
+    ├── HandshakeRefused      the peer speaks, but not with us: fingerprint, generation, version
+    ├── DeadlineExceeded      an await that leaves the process took too long
+    ├── TransferAborted       the peer sent ABORT: it knows no such transfer, or gave it up
+    └── BadFrame              a frame that must not be installed
+        └── ChecksumMismatch
+
+All of them cost a transfer, never the process. The services translate them, once.
+"""
+
+
+class FabricError(Exception):
+    """Base of every error of the fabric."""
+
+
+class PeerLost(FabricError):
+    """The connection broke, or another process answers at that address."""
+
+
+class HandshakeRefused(FabricError):
+    """The peer refused, or was refused: fingerprint, generation or wire version differ."""
+
+
+class DeadlineExceeded(FabricError):
+    """An await that leaves the process took longer than its deadline."""
+
+
+class TransferAborted(FabricError):
+    """The peer knows no such transfer, or gave it up."""
+
+
+class BadFrame(FabricError):
+    """A frame that is malformed, out of range, of the wrong size, or a duplicate."""
+
+
+class ChecksumMismatch(BadFrame):
+    """The payload is not what was sent."""

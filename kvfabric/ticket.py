@@ -1,0 +1,72 @@
+"""The ticket of a transfer and the two ends that fill and drain it.
+
+`kvfabric` moves opaque bytes: what a payload means is between a `FrameSource` (prefill) and a
+`FrameSink` (decode), both given by the services. Neither torch nor gRPC is known here.
+"""
+
+import secrets
+from dataclasses import dataclass
+from typing import NewType, Protocol
+
+from kvfabric.errors import FabricError
+from kvfabric.frame import FrameRange
+
+TransferId = NewType("TransferId", bytes)
+"""16 random bytes: the name of a transfer and the capability to send it."""
+
+
+def new_transfer_id() -> TransferId:
+    return TransferId(secrets.token_bytes(16))
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The right to send KV of tokens [first_token, num_tokens) to one worker, once."""
+
+    transfer_id: TransferId
+    address: str
+    """`ucx://host:port` (or `inproc://name`) of the receiver's listener."""
+    generation: int
+    """Of the receiving process; a successor on the same port refuses the handshake."""
+    fingerprint: bytes
+    """32 bytes: what KV means at the receiver."""
+    first_token: int
+    num_tokens: int
+    block_size: int
+    """Frames but the last end on multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """Shape of the KV of one token, as far as framing needs it.
+
+    A payload is laid out `[layers, 2, tokens, heads, head_dim]`; `head_nbytes` is the size of one
+    head's K (or V) of one token, so a frame has `layers * 2 * tokens * heads * head_nbytes` bytes.
+    """
+
+    num_layers: int
+    num_heads: int
+    head_nbytes: int
+
+
+class FrameSource(Protocol):
+    """The sender's end of a transfer. Called on the fabric's loop."""
+
+    async def pack(self, frame: FrameRange, out: memoryview) -> None:
+        """Fills `out` (exactly the frame's size) with the frame's KV."""
+
+
+class FrameSink(Protocol):
+    """The receiver's end of a transfer. Called on the fabric's loop, exactly one of `committed`
+    and `lost` at the end, and `install` never after either."""
+
+    async def install(self, frame: FrameRange, payload: memoryview) -> None:
+        """Copies a checked payload out of its slot; when it returns the slot is used again.
+        Frames of one transfer may be installed concurrently and in any order."""
+
+    def committed(self, commit: bytes) -> None:
+        """Every frame is installed and the transfer is over; `commit` is the COMMIT payload."""
+
+    def lost(self, error: FabricError, num_tokens: int) -> None:
+        """The transfer will not be completed. KV of [first_token, num_tokens) is installed and
+        verified over all layers and heads; the rest must come under another ticket."""
