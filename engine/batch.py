@@ -1,0 +1,97 @@
+"""The tensors of one step: built on the host in one buffer, moved to the device by one copy.
+
+Knows block tables and token ids, no scheduler and no model. T new tokens of B sequences are
+ragged: sequence b owns rows [cu_seqlens_q[b], cu_seqlens_q[b + 1]) of every [T] tensor.
+"""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+class BatchRow(NamedTuple):
+    """One sequence's part of a step."""
+
+    token_ids: npt.NDArray[np.int64]
+    """[n] new tokens, at positions [num_computed_tokens, num_computed_tokens + n)."""
+    num_computed_tokens: int
+    block_ids: npt.NDArray[np.int64]
+    """[blocks] the block table; covers the new tokens."""
+    wants_logits: bool
+    """The logits of the last new token are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """See the module. All tensors lie on the model's device."""
+
+    input_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    slot_mapping: Tensor  # [T] int64: block_id * block_size + offset
+    block_tables: Tensor  # [B, max_blocks] int64, padded with 0
+    cu_seqlens_q: Tensor  # [B + 1] int32
+    seq_lens: Tensor  # [B] int32: keys each sequence attends to, its new tokens included
+    seqlens_q_host: tuple[int, ...]  # [B], on the host: no kernel launch needs a device sync
+    seq_lens_host: tuple[int, ...]  # [B]
+    logits_indices: Tensor  # [L] int64: rows of T whose logits are wanted, in batch order
+
+    @classmethod
+    def build(cls, rows: Rows[BatchRow], block_size: int, device: torch.device) -> "BatchInput":
+        """Rows in batch order, none empty."""
+        assert rows, "a step computes something"
+        seqlens_q = tuple(len(row.token_ids) for row in rows)
+        seq_lens = tuple(
+            row.num_computed_tokens + n for row, n in zip(rows, seqlens_q, strict=True)
+        )
+        cu_seqlens = (0, *accumulate(seqlens_q))
+        logits_rows = [
+            end - 1 for row, end in zip(rows, cu_seqlens[1:], strict=True) if row.wants_logits
+        ]
+        num_rows, num_tokens = len(rows), cu_seqlens[-1]
+        max_blocks = max(len(row.block_ids) for row in rows)
+        num_int32 = 2 * num_rows + 1
+        sizes = (
+            *(num_tokens, num_tokens, num_tokens, num_rows * max_blocks, len(logits_rows)),
+            (num_int32 + 1) // 2,  # the int32 parts, in int64 words
+        )
+
+        # The caching host allocator reuses a pinned buffer only after the copies that read it.
+        host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
+        input_ids, positions, slot_mapping, flat_tables, logits_indices, words = (
+            part.numpy()  # host memory
+            for part in host.split(sizes)
+        )
+
+        tables = flat_tables.reshape(num_rows, max_blocks)
+        tables.fill(0)
+        for table, row in zip(tables, rows, strict=True):
+            table[: len(row.block_ids)] = row.block_ids
+        np.concatenate([row.token_ids for row in rows], out=input_ids)
+        row_of_token = np.repeat(np.arange(num_rows), seqlens_q)
+        first_positions = np.subtract(seq_lens, cu_seqlens[1:])  # position of batch row 0, if ours
+        np.add(np.arange(num_tokens), first_positions[row_of_token], out=positions)
+        blocks, offsets = np.divmod(positions, block_size)
+        np.add(tables[row_of_token, blocks] * block_size, offsets, out=slot_mapping)
+        logits_indices[:] = logits_rows
+        words.view(np.int32)[:num_int32] = (*cu_seqlens, *seq_lens)
+
+        packed = host.to(device, non_blocking=True)
+        dev = packed.split(sizes)
+        int32 = dev[5].view(torch.int32)
+        return cls(
+            input_ids=dev[0],
+            positions=dev[1],
+            slot_mapping=dev[2],
+            block_tables=dev[3].view(num_rows, max_blocks),
+            cu_seqlens_q=int32[: num_rows + 1],
+            seq_lens=int32[num_rows + 1 : num_int32],
+            seqlens_q_host=seqlens_q,
+            seq_lens_host=seq_lens,
+            logits_indices=dev[4],
+        )
