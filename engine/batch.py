@@ -65,7 +65,7 @@ class BatchInput:
         host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
         input_ids, positions, slot_mapping, flat_tables, logits_indices, words = (
             part.numpy()  # host memory
-            for part in host.split(sizes)
+            for part in _split(host, sizes)
         )
 
         tables = flat_tables.reshape(num_rows, max_blocks)
@@ -82,7 +82,7 @@ class BatchInput:
         words.view(np.int32)[:num_int32] = (*cu_seqlens, *seq_lens)
 
         packed = host.to(device, non_blocking=True)
-        dev = packed.split(sizes)
+        dev = _split(packed, sizes)
         int32 = dev[5].view(torch.int32)
         return cls(
             input_ids=dev[0],
@@ -95,3 +95,8 @@ class BatchInput:
             seq_lens_host=seq_lens,
             logits_indices=dev[4],
         )
+
+
+def _split(packed: Tensor, sizes: Rows[int]) -> list[Tensor]:
+    ends = accumulate(sizes)
+    return [packed[end - size : end] for size, end in zip(sizes, ends, strict=True)]
