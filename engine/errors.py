@@ -9,6 +9,10 @@ class UnsupportedModel(EngineError, ValueError):
     """The model's configuration asks for something this engine does not compute."""
 
 
+class InvalidRequest(EngineError, ValueError):
+    """The request asks for something no engine can do; the text tells the user."""
+
+
 class RequestTooLong(EngineError, ValueError):
     """The request can never fit: longer than the context, or than the whole pool."""
 

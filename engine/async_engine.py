@@ -1,0 +1,104 @@
+"""The engine as a service's event loop sees it: one hand-over a step, one mailbox a request.
+
+Knows asyncio, not gRPC. Life of a request:
+
+1. `AsyncEngine.open(request, mailbox.put)` submits it; the `with` block is its lease.
+2. Each step the engine thread hands all its events over in one `call_soon_threadsafe`; the loop
+   puts each into the mailbox of its request.
+3. Leaving the block aborts whatever is left; no event follows.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from engine.engine import Engine
+from engine.request import EngineEvent, EngineRequest, RequestId, TokensOut
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """What one request hears, in order, from its engine and from whoever else its service asks.
+
+    Output tokens that nobody has read yet coalesce into one event, so that a slow reader costs
+    one event of at most `max_tokens` token ids and never a growing queue. Loop thread only.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._arrived = asyncio.Event()
+
+    def put(self, item: T) -> None:
+        if self._items and isinstance(item, TokensOut) and isinstance(self._items[-1], TokensOut):
+            self._items[-1] = _joined(self._items[-1], item)
+        else:
+            self._items.append(item)
+        self._arrived.set()
+
+    async def next(self, timeout_s: float) -> T | None:
+        """The next item, or None when none came in time."""
+        if not self._items:
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return None
+        return self._items.popleft()
+
+
+def _joined(earlier: TokensOut, later: TokensOut) -> TokensOut:
+    assert later.first_index == earlier.first_index + len(earlier.token_ids), (earlier, later)
+    return TokensOut(
+        request_id=earlier.request_id,
+        first_index=earlier.first_index,
+        token_ids=earlier.token_ids + later.token_ids,
+        finish_reason=later.finish_reason,
+    )
+
+
+class AsyncEngine:
+    """Delivers an engine's events into one event loop.
+
+    `observe_wait` is told, once a step, the seconds between the engine's hand-over and the loop
+    taking it: how busy the loop is.
+    """
+
+    def __init__(self, engine: Engine, observe_wait: Callable[[float], None]) -> None:
+        self.engine = engine
+        self._observe_wait = observe_wait
+        self._posts: dict[RequestId, Callable[[EngineEvent], None]] = {}
+        self._loop = asyncio.get_running_loop()
+        engine.on_events = self._hand_over
+
+    @contextmanager
+    def open(self, request: EngineRequest, post: Callable[[EngineEvent], None]) -> Iterator[None]:
+        """Runs `request` for as long as the block lives; `post` hears its events, on the loop.
+        Raises what `Engine.submit` raises."""
+        assert request.request_id not in self._posts, request.request_id
+        self._posts[request.request_id] = post
+        try:
+            self.engine.submit(request)
+            yield
+        finally:
+            del self._posts[request.request_id]
+            self.engine.abort(request.request_id)
+
+    def _hand_over(self, events: list[EngineEvent]) -> None:
+        """Engine thread, once a step."""
+        handed_over = time.monotonic()
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, events, handed_over)
+        except RuntimeError:  # the loop is closed: the process is ending, nobody listens
+            return
+
+    def _deliver(self, events: list[EngineEvent], handed_over: float) -> None:
+        self._observe_wait(time.monotonic() - handed_over)
+        for event in events:
+            post = self._posts.get(event.request_id)
+            if post is not None:
+                post(event)
