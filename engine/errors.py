@@ -31,3 +31,7 @@ class LeaseClosed(EngineError):
 
 class EngineStopped(EngineError):
     """The engine does not run (any more)."""
+
+
+class EngineFault(EngineError):
+    """The engine gave a request up: a fault of ours or of the hardware."""

@@ -1,0 +1,153 @@
+"""The receiving end of a request's handoff: tickets out, frames into blocks, one verdict back.
+
+Used from two threads: the service's loop mints and drops tickets, the fabric's loop installs.
+
+1. `mint` names a transfer and tells the fabric to expect it.
+2. The first frame claims the blocks from the engine (a promise becomes ids, which cannot fail);
+   every frame is scattered into them by the engine's copier, beside the step.
+3. The fabric's verdict, `Committed` or `Lost`, is posted to the request's mailbox. After `Lost`
+   the next ticket asks only for what is missing, into the same blocks.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from engine.engine import Engine
+from engine.kv_lease import KVLease
+from engine.request import RequestId
+from kvfabric.errors import FabricError
+from kvfabric.fabric import Fabric
+from kvfabric.frame import FrameRange
+from kvfabric.ticket import KVShape, ReceiveReport, Ticket, TransferId, new_transfer_id
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """All KV of a ticket is installed."""
+
+    transfer_id: TransferId
+    commit: bytes
+    report: ReceiveReport
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The rest of a ticket's KV will not come; [0, num_tokens) of the prompt is installed."""
+
+    transfer_id: TransferId
+    error: FabricError
+    num_tokens: int
+
+
+class Handoff:
+    """See the module. One for each request that gets its KV by a transfer."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        fabric: Fabric,
+        generation: int,
+        request_id: RequestId,
+        num_tokens: int,
+        post: Callable[[Committed | Lost], None],
+    ) -> None:
+        self.ticket: Ticket | None = None
+        """The one that is out, if any."""
+        self._engine = engine
+        self._fabric = fabric
+        self._generation = generation
+        self._request_id = request_id
+        self._num_tokens = num_tokens
+        self._post = post
+        self._blocks: _ClaimedBlocks | None = None
+
+    @property
+    def install_ns(self) -> int:
+        """Spent scattering since the last `begin`."""
+        return self._blocks.install_ns if self._blocks is not None else 0
+
+    def begin(self) -> Ticket:
+        """Room is reserved: a ticket for the whole prompt, into fresh blocks."""
+        self.drop()
+        self._blocks = _ClaimedBlocks(self._engine, self._request_id)
+        return self._mint(first_token=0)
+
+    def resume(self, num_installed: int) -> Ticket:
+        """A ticket for what is missing. At least the last token comes again, as the prefill leg
+        must run in any case for token 0."""
+        block_size = self._engine.block_size
+        self.ticket = None
+        return self._mint(min(num_installed, self._num_tokens - 1) // block_size * block_size)
+
+    def drop(self) -> None:
+        """Nothing more of the present ticket is wanted; frames still coming are aborted."""
+        if self.ticket is not None:
+            self._fabric.forget(self.ticket.transfer_id)
+            self.ticket = None
+
+    def give_up(self, transfer_id: bytes) -> None:
+        """Posts `Lost` for that ticket, with the prefix that is installed, if it is out."""
+        if self.ticket is not None and self.ticket.transfer_id == transfer_id:
+            self._fabric.give_up(self.ticket.transfer_id)
+
+    def is_current(self, verdict: Committed | Lost) -> bool:
+        return self.ticket is not None and self.ticket.transfer_id == verdict.transfer_id
+
+    def _mint(self, first_token: int) -> Ticket:
+        assert self.ticket is None, self.ticket
+        assert self._blocks is not None, "begin comes first"
+        self.ticket = Ticket(
+            transfer_id=new_transfer_id(),
+            address=self._fabric.address,
+            generation=self._generation,
+            fingerprint=self._engine.fingerprint,
+            first_token=first_token,
+            num_tokens=self._num_tokens,
+            block_size=self._engine.block_size,
+        )
+        sink = _InstallSink(self._blocks, self.ticket.transfer_id, self._post)
+        self._fabric.expect(self.ticket, KVShape(*self._engine.kv_shape), sink)
+        return self.ticket
+
+
+class _ClaimedBlocks:
+    """The blocks of one reservation, claimed when the first frame comes. Fabric's loop only."""
+
+    def __init__(self, engine: Engine, request_id: RequestId) -> None:
+        self.install_ns = 0
+        self._engine = engine
+        self._request_id = request_id
+        self._claim: Future[KVLease] | None = None
+
+    async def install(self, frame: FrameRange, payload: memoryview) -> None:
+        if self._claim is None:
+            self._claim = self._engine.claim(self._request_id)
+        # Shielded: one frame's cancelled wait must not cancel the claim that all frames share.
+        lease = await asyncio.shield(asyncio.wrap_future(self._claim))
+        scatter = self._engine.copier.scatter(lease, frame, payload)
+        self.install_ns += await asyncio.wrap_future(scatter)
+
+
+class _InstallSink:
+    """The `FrameSink` of one ticket."""
+
+    def __init__(
+        self,
+        blocks: _ClaimedBlocks,
+        transfer_id: TransferId,
+        post: Callable[[Committed | Lost], None],
+    ) -> None:
+        self._blocks = blocks
+        self._transfer_id = transfer_id
+        self._post = post
+
+    async def install(self, frame: FrameRange, payload: memoryview) -> None:
+        await self._blocks.install(frame, payload)
+
+    def committed(self, commit: bytes, report: ReceiveReport) -> None:
+        self._post(Committed(self._transfer_id, commit, report))
+
+    def lost(self, error: FabricError, num_tokens: int) -> None:
+        self._post(Lost(self._transfer_id, error, num_tokens))

@@ -1,0 +1,191 @@
+"""One decode leg: the life of a `Generate` call.
+
+1. The request goes to the engine. With `local_prefill` it simply runs there.
+2. Otherwise the engine reserves room for the prompt (waiting for it if need be); then a ticket
+   goes to the router, and the KV comes over the fabric (decode_server/handoff.py).
+3. A lost transfer, or a prefill leg that the router gave up (`renew`), costs another ticket on
+   this same stream. Memory pressure may take the room back: the leg waits for room again.
+4. COMMIT attaches the sequence to the batch; tokens flow until it finishes.
+
+However the call ends, leaving `run` drops the ticket and frees the blocks: the stream is the
+lease.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from decode_server.handoff import Committed, Handoff, Lost
+from decode_server.metrics import DecodeMetrics
+from engine.async_engine import AsyncEngine, Mailbox
+from engine.errors import EngineFault
+from engine.request import (
+    EngineEvent,
+    EngineRequest,
+    FinishReason,
+    RequestFailed,
+    ReservationLost,
+    Reserved,
+    TokensOut,
+)
+from kvfabric.fabric import Fabric
+from kvfabric.ticket import Ticket
+from protos import serving_pb2 as pb
+from runtime.log import get_logger
+
+log = get_logger()
+
+HEARTBEAT_S = 1.0
+
+_FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+class DecodeLeg:
+    """See the module."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        fabric: Fabric,
+        generation: int,
+        metrics: DecodeMetrics,
+        request: EngineRequest,
+    ) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._request = request
+        self._mailbox: Mailbox[EngineEvent | Committed | Lost] = Mailbox()
+        self._handoff = Handoff(
+            engine.engine,
+            fabric,
+            generation,
+            request.request_id,
+            len(request.prompt_token_ids),
+            self._post_threadsafe(asyncio.get_running_loop()),
+        )
+        self._timings = pb.Timings()
+        self._is_over = False
+        self._turns_seen = -1
+        self._ticket_ns = self._committed_ns = self._joined_ns = 0
+
+    async def run(self, write: Callable[[pb.GenerateEvent], Awaitable[None]]) -> None:
+        """Writes the events of the call. Raises EngineError."""
+        with self._engine.open(self._request, self._mailbox.put):
+            try:
+                while not self._is_over:
+                    item = await self._mailbox.next(HEARTBEAT_S)
+                    for event in self._react(item):
+                        await write(event)
+            finally:
+                self._handoff.drop()
+
+    def renew(self, transfer_id: bytes) -> None:
+        """The prefill leg of that ticket failed, says the router: mint another one."""
+        self._handoff.give_up(transfer_id)
+
+    def _post_threadsafe(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> Callable[[Committed | Lost], None]:
+        def post(verdict: Committed | Lost) -> None:
+            try:
+                loop.call_soon_threadsafe(self._mailbox.put, verdict)
+            except RuntimeError:  # the loop is closed: the process is ending, nobody listens
+                return
+
+        return post
+
+    def _react(self, item: EngineEvent | Committed | Lost | None) -> list[pb.GenerateEvent]:
+        match item:
+            case None:
+                return self._heartbeat()
+            case Reserved():
+                self._timings.queue_ns += item.queue_ns
+                self._metrics.observe_stage("queue", item.queue_ns)
+                return [self._offer(self._handoff.begin())]
+            case ReservationLost():
+                self._handoff.drop()
+                return []
+            case Committed():
+                self._on_committed(item)
+                return []
+            case Lost():
+                return self._on_lost(item)
+            case TokensOut():
+                return self._on_tokens(item)
+            case RequestFailed():
+                raise EngineFault(item.error)
+            case _:
+                raise AssertionError(f"a decode leg never hears {item}")
+
+    def _heartbeat(self) -> list[pb.GenerateEvent]:
+        """Only a loop that turns is alive: a hung engine falls silent although gRPC answers."""
+        turns = self._engine.engine.stats().turns
+        if turns == self._turns_seen:
+            return []
+        self._turns_seen = turns
+        return [pb.GenerateEvent(heartbeat=pb.Heartbeat())]
+
+    def _offer(self, ticket: Ticket) -> pb.GenerateEvent:
+        self._ticket_ns = time.monotonic_ns()
+        return pb.GenerateEvent(
+            reserved=pb.KVTicket(
+                transfer_id=ticket.transfer_id,
+                address=ticket.address,
+                generation=ticket.generation,
+                fingerprint=ticket.fingerprint,
+                first_token=ticket.first_token,
+                num_tokens=ticket.num_tokens,
+                block_size=ticket.block_size,
+            )
+        )
+
+    def _on_committed(self, verdict: Committed) -> None:
+        if not self._handoff.is_current(verdict):
+            return
+        self._handoff.ticket = None
+        self._committed_ns = time.monotonic_ns()
+        commit = pb.Commit.FromString(verdict.commit)
+        token_id = commit.first_tokens[0].token_id if commit.first_tokens else None
+        self._engine.engine.attach(self._request.request_id, token_id)
+        self._timings.install_ns = self._handoff.install_ns
+        self._timings.kv_nbytes += verdict.report.nbytes
+        self._timings.kv_frames += verdict.report.frames
+        self._metrics.observe_stage("transfer", self._committed_ns - self._ticket_ns)
+        self._metrics.observe_stage("install", self._handoff.install_ns)
+        self._metrics.count_received_tokens(len(self._request.prompt_token_ids))
+
+    def _on_lost(self, verdict: Lost) -> list[pb.GenerateEvent]:
+        if not self._handoff.is_current(verdict):
+            return []
+        self._metrics.count_lost(verdict.error)
+        log.warning("transfer lost", error=str(verdict.error), installed=verdict.num_tokens)
+        return [self._offer(self._handoff.resume(verdict.num_tokens))]
+
+    def _on_tokens(self, tokens: TokensOut) -> list[pb.GenerateEvent]:
+        if not self._joined_ns:
+            self._joined_ns = time.monotonic_ns()
+            if self._committed_ns:
+                self._timings.attach_ns = self._joined_ns - self._committed_ns
+                self._metrics.observe_stage("attach", self._timings.attach_ns)
+        events = [
+            pb.GenerateEvent(
+                tokens=pb.Tokens(
+                    sample=self._request.sample,
+                    first_index=tokens.first_index,
+                    token_ids=tokens.token_ids,
+                )
+            )
+        ]
+        if tokens.finish_reason is not None:
+            self._is_over = True
+            self._timings.decode_ns = time.monotonic_ns() - self._joined_ns
+            finished = pb.Finished(
+                sample=self._request.sample,
+                reason=_FINISH_REASONS[tokens.finish_reason],
+                timings=self._timings,
+            )
+            events.append(pb.GenerateEvent(finished=finished))
+        return events

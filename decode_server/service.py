@@ -1,0 +1,92 @@
+"""The gRPC face of a decode worker: checks a request and runs one `DecodeLeg` for it.
+
+Knows the control plane, the engine and the receiving end of the fabric; no HTTP, no text.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from decode_server.leg import DecodeLeg
+from decode_server.metrics import DecodeMetrics
+from engine.async_engine import AsyncEngine
+from engine.request import Leg, RequestId
+from engine.request_message import engine_request
+from kvfabric.fabric import Fabric
+from protos import serving_pb2 as pb
+from protos import serving_pb2_grpc as pb_grpc
+from runtime.call import Draining, deadline
+from runtime.log import bind_request
+
+Context = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateEvent]
+
+
+class DecodeService(pb_grpc.DecodeServicer):
+    """See protos/serving.proto."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        fabric: Fabric,
+        status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._engine = engine
+        self._fabric = fabric
+        self._status = status
+        self._metrics = DecodeMetrics(registry)
+        self._legs: set[DecodeLeg] = set()
+        self._serial = itertools.count()
+
+    # Written, not yielded: a cancelled `write` raises here and unwinds the leg at once, while a
+    # generator suspended at `yield` would hold its blocks until it is collected.
+    async def Generate(  # type: ignore[override]
+        self, request: pb.GenerateRequest, context: Context
+    ) -> None:
+        status = self._status(pb.ROLE_DECODE)
+        if status.draining:
+            raise Draining(f"{status.name} is draining")
+        # A retry may come while the call it replaces is still unwinding: ids here are our own.
+        request_id = RequestId(f"{request.request_id}/decode-{next(self._serial)}")
+        role = Leg.LOCAL if request.local_prefill else Leg.DECODE
+        vocab_size = self._engine.engine.model_config.vocab_size
+        leg = DecodeLeg(
+            self._engine,
+            self._fabric,
+            status.generation,
+            self._metrics,
+            engine_request(request, role, request_id, vocab_size),
+        )
+        if request.local_prefill:
+            self._metrics.count_local_prefill(request.local_prefill_reason)
+        self._legs.add(leg)
+        try:
+            with bind_request(request.request_id):
+                async with deadline(request.remaining_ms):
+                    await leg.run(context.write)
+        finally:
+            self._legs.discard(leg)
+
+    async def Renew(self, request: pb.RenewRequest, context: object) -> pb.RenewReply:
+        # The transfer id is the capability; the request's own id is for the log.
+        for leg in self._legs:
+            leg.renew(request.transfer_id)
+        return pb.RenewReply()
+
+    async def Status(self, request: pb.StatusRequest, context: object) -> pb.WorkerStatus:
+        return self._status(pb.ROLE_DECODE)
+
+
+def add_services(
+    server: grpc.aio.Server,
+    engine: AsyncEngine,
+    fabric: Fabric,
+    status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+    registry: CollectorRegistry,
+) -> list[str]:
+    """Mounts the service; returns the full names of what was mounted, for health."""
+    service = DecodeService(engine, fabric, status, registry)
+    pb_grpc.add_DecodeServicer_to_server(service, server)
+    return [pb.DESCRIPTOR.services_by_name["Decode"].full_name]

@@ -1,0 +1,141 @@
+"""A worker process: one engine, one fabric, and the service of its role around them.
+
+The only module that may import both worker services. Started as `python -m deploy.worker`:
+
+1. Pin to the cores given, load the model, start the fabric's thread.
+2. Start the engine thread and the gRPC server; ready when health says SERVING.
+3. On SIGTERM refuse new calls, let running ones end, then stop server, fabric and engine.
+4. If the engine fails, end the process: whoever supervises it starts another.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import grpc
+
+import decode_server
+import prefill_server
+from deploy.worker_config import WorkerConfig
+from deploy.worker_metrics import WorkerCollector, loop_wait_histogram
+from deploy.worker_status import WorkerStatus, new_generation
+from engine.async_engine import AsyncEngine
+from engine.config import EngineConfig, ModelError
+from engine.engine import Engine
+from engine.errors import EngineStopped, InvalidRequest, RequestTooLong
+from kvfabric.errors import FabricError, HandshakeRefused
+from kvfabric.fabric import Fabric, FabricConfig
+from runtime import flags, log
+from runtime.call import Draining
+from runtime.grpc_errors import ErrorTable
+from runtime.grpc_server import CannotListen, GrpcServer, serve
+from runtime.metrics import MetricsServer, new_registry
+
+ERRORS: ErrorTable = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    RequestTooLong: grpc.StatusCode.INVALID_ARGUMENT,
+    Draining: grpc.StatusCode.UNAVAILABLE,
+    EngineStopped: grpc.StatusCode.UNAVAILABLE,
+    TimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    HandshakeRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    FabricError: grpc.StatusCode.ABORTED,
+}
+
+ADD_SERVICES = {"prefill": prefill_server.add_services, "decode": decode_server.add_services}
+
+logger = log.get_logger()
+
+
+def main() -> None:
+    config = flags.parse(
+        WorkerConfig,
+        prog="python -m deploy.worker",
+        description="A prefill or decode worker of Baton.",
+    )
+    log.configure(config.name, format=config.log_format, level=config.log_level)
+    try:
+        run(config)
+    except (ModelError, CannotListen, FabricError, OSError) as error:
+        logger.error("cannot start", error=str(error))
+        sys.exit(2)
+
+
+def run(config: WorkerConfig) -> None:
+    """Runs a worker until it is told to stop, or its engine fails (exit status 1)."""
+    if config.cores:
+        os.sched_setaffinity(0, {int(core) for core in config.cores})
+    engine = Engine(_engine_config(config))
+    generation = new_generation()
+    staging = engine.copier.allocate_staging(
+        config.slot_size * (config.send_slots + config.recv_slots)
+    )
+    fabric = Fabric(_fabric_config(config, engine, generation), staging)
+    fabric.start()
+    try:
+        asyncio.run(_serve(config, engine, fabric, generation))
+    finally:
+        fabric.close()
+        engine.stop()
+    if engine.failure is not None:
+        logger.error("engine failed", error=str(engine.failure))
+        sys.exit(1)
+
+
+async def _serve(config: WorkerConfig, engine: Engine, fabric: Fabric, generation: int) -> None:
+    registry = new_registry()
+    registry.register(WorkerCollector(engine, fabric))
+    status = WorkerStatus(config.name, Path(config.model_path).name, engine, fabric, generation)
+    async_engine = AsyncEngine(engine, loop_wait_histogram(registry).observe)
+    server = GrpcServer(ERRORS)
+    services = ADD_SERVICES[config.role](server.server, async_engine, fabric, status, registry)
+    engine.start()
+
+    async def on_drain() -> None:
+        status.is_draining = True
+
+    with MetricsServer(registry, host=config.host, port=config.metrics_port) as metrics:
+        logger.info("metrics", host=config.host, port=metrics.port, fabric=fabric.address)
+        await serve(
+            server,
+            f"{config.host}:{config.grpc_port}",
+            services,
+            on_drain=on_drain,
+            grace_s=config.drain_grace_s,
+        )
+
+
+def _engine_config(config: WorkerConfig) -> EngineConfig:
+    return EngineConfig(
+        model_path=Path(config.model_path),
+        device=config.device,
+        dtype=config.dtype,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        kv_memory=config.kv_memory,
+        max_model_len=config.max_model_len,
+        token_budget=config.token_budget,
+        max_num_seqs=config.max_num_seqs,
+        num_threads=len(config.cores) or None,
+        random_weights=config.random_weights,
+    )
+
+
+def _fabric_config(config: WorkerConfig, engine: Engine, generation: int) -> FabricConfig:
+    return FabricConfig(
+        listen=config.fabric_listen,
+        advertise_host=config.advertise_host,
+        fingerprint=engine.fingerprint,
+        generation=generation,
+        slot_nbytes=config.slot_size,
+        send_slots=config.send_slots,
+        recv_slots=config.recv_slots,
+        checksum=config.checksum,
+        connect_timeout_s=config.connect_timeout_s,
+        send_timeout_s=config.send_timeout_s,
+        transfer_timeout_s=config.transfer_timeout_s,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The one configuration of a worker process."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.flags import flag, nbytes
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Flags of `python -m deploy.worker`, each also an environment variable BATON_<NAME>."""
+
+    role: Literal["prefill", "decode"] = flag(help="which service to mount")
+    model_path: str = flag(help="folder of the prepared model (see python -m engine.prepare)")
+    name: str = flag("worker", help="name in logs and in Status")
+
+    # Where it is reached.
+    host: str = flag("127.0.0.1", help="address to listen on, for gRPC and metrics")
+    grpc_port: int = flag(0, help="control plane; 0 takes a free one")
+    metrics_port: int = flag(0, help="Prometheus; 0 takes a free one")
+    fabric_listen: str = flag("ucx://0.0.0.0:0", help="where KV frames come in")
+    advertise_host: str = flag("127.0.0.1", help="host under which peers reach the fabric")
+
+    # The engine.
+    device: Literal["auto", "cpu", "cuda"] = flag("auto", help="where the model runs")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag(
+        "auto", help="of weights and KV; auto is what the model is stored in"
+    )
+    cores: tuple[str, ...] = flag((), help="CPU cores to stay on; none: all")
+    block_size: int = flag(16, help="tokens in one KV block")
+    num_blocks: int | None = flag(None, help="blocks in the KV pool (default: by --kv-memory)")
+    kv_memory: int = flag(1 << 30, parse=nbytes, metavar="SIZE", help="size of the KV pool")
+    max_model_len: int | None = flag(
+        None, help="longest prompt and output together (default: the model's)"
+    )
+    token_budget: int = flag(512, help="tokens computed in one step, at most")
+    max_num_seqs: int = flag(64, help="sequences computed in one step, at most")
+    random_weights: int | None = flag(None, help="seed; draw weights instead of reading them")
+
+    # The fabric.
+    slot_size: int = flag(
+        4 << 20, parse=nbytes, metavar="SIZE", help="staging slot: the largest frame"
+    )
+    send_slots: int = flag(8, help="staging slots for frames going out")
+    recv_slots: int = flag(8, help="staging slots for frames coming in")
+    checksum: bool = flag(True, help="checksum every frame")
+    connect_timeout_s: float = flag(5.0, help="to reach a peer's fabric, handshake included")
+    send_timeout_s: float = flag(10.0, help="for one frame to leave")
+    transfer_timeout_s: float = flag(
+        30.0, help="longest silence of a transfer that has begun, before another ticket is minted"
+    )
+
+    # The process.
+    drain_grace_s: float = flag(30.0, help="time that running requests get on SIGTERM")
+    log_format: Literal["text", "json"] = flag("text", help="one line per event")
+    log_level: Literal["debug", "info", "warning", "error"] = flag("info", help="least level")

@@ -1,0 +1,124 @@
+"""The gauges and counters of a worker, read from engine and fabric when somebody scrapes.
+
+Names that start with `vllm:` are those which the Gateway API Inference Extension reads.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.engine import Engine
+from kvfabric.fabric import Fabric
+from runtime.metrics import LOOP_WAIT_SECONDS
+
+
+def loop_wait_histogram(registry: CollectorRegistry) -> Histogram:
+    return Histogram(
+        "baton_loop_wait_seconds",
+        "Time between the engine's hand-over of a step's events and the service loop taking it.",
+        registry=registry,
+        buckets=LOOP_WAIT_SECONDS,
+    )
+
+
+class WorkerCollector(Collector):
+    """Snapshots of `Engine.stats` and `Fabric.stats` as metric families."""
+
+    def __init__(self, engine: Engine, fabric: Fabric) -> None:
+        self._engine = engine
+        self._fabric = fabric
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._engine_families()
+        yield from self._fabric_families()
+
+    def _engine_families(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        usage = 1 - stats.blocks.free / self._engine.num_blocks
+        yield _gauge("vllm:num_requests_waiting", "Requests not scheduled yet.", stats.waiting)
+        yield _gauge("vllm:num_requests_running", "Requests in the batch.", stats.running)
+        yield _gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
+        yield _labelled(
+            GaugeMetricFamily(
+                "vllm:cache_config_info", "KV pool.", labels=["block_size", "num_gpu_blocks"]
+            ),
+            {(str(self._engine.block_size), str(self._engine.num_blocks)): 1},
+        )
+        yield _labelled(
+            GaugeMetricFamily("baton_requests", "Requests by state.", labels=["state"]),
+            {
+                ("waiting",): stats.waiting,
+                ("running",): stats.running,
+                ("awaiting_kv",): stats.awaiting_kv,
+            },
+        )
+        yield _labelled(
+            GaugeMetricFamily("baton_kv_blocks", "KV blocks by state.", labels=["state"]),
+            {
+                ("free",): stats.blocks.free,
+                ("held",): stats.blocks.held,
+                ("in_flight",): stats.blocks.in_flight,
+                ("promised",): stats.blocks.promised,
+            },
+        )
+        yield _labelled(
+            CounterMetricFamily(
+                "baton_computed_tokens", "Tokens whose KV was computed here.", labels=["of"]
+            ),
+            {
+                ("prompt",): stats.prompt_tokens_computed,
+                ("output",): stats.output_tokens_computed,
+            },
+        )
+        yield _counter("baton_sampled_tokens", "Output tokens sampled.", stats.tokens_sampled)
+        yield _counter("baton_engine_steps", "Steps that computed something.", stats.steps)
+        yield _counter("baton_engine_turns", "Turns of the engine loop, idle or not.", stats.turns)
+        yield _counter(
+            "baton_preemptions",
+            "Sequences that lost their blocks to older ones.",
+            stats.preemptions,
+        )
+
+    def _fabric_families(self) -> Iterator[Metric]:
+        stats = self._fabric.stats()
+        yield _labelled(
+            GaugeMetricFamily("baton_staging_slots_used", "Slots in use.", labels=["budget"]),
+            {("send",): stats.send_slots_used, ("recv",): stats.recv_slots_used},
+        )
+        yield _labelled(
+            GaugeMetricFamily("baton_transfers", "Transfers under way.", labels=["direction"]),
+            {("in",): stats.expected, ("out",): stats.outgoing},
+        )
+        yield _gauge("baton_fabric_endpoints", "Live connections to peers.", stats.endpoints)
+        yield _labelled(
+            CounterMetricFamily(
+                "baton_handoff_bytes", "KV payload bytes moved.", labels=["direction"]
+            ),
+            {("sent",): stats.bytes_sent, ("received",): stats.bytes_received},
+        )
+        yield _labelled(
+            CounterMetricFamily("baton_handoff_frames", "KV frames moved.", labels=["direction"]),
+            {("sent",): stats.frames_sent, ("received",): stats.frames_received},
+        )
+        yield _labelled(
+            CounterMetricFamily("baton_fabric_errors", "Errors of the fabric.", labels=["error"]),
+            {(name,): count for name, count in stats.errors.items()},
+        )
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _labelled(
+    family: GaugeMetricFamily | CounterMetricFamily, samples: dict[tuple[str, ...], float]
+) -> Metric:
+    for labels, value in samples.items():
+        family.add_metric(labels, value)
+    return family

@@ -1,0 +1,54 @@
+"""What a worker says of itself when asked (`Status` of both services)."""
+
+import secrets
+
+from engine.engine import Engine
+from kvfabric.fabric import Fabric
+from protos import serving_pb2 as pb
+
+
+class WorkerStatus:
+    """Facts that stand, and a snapshot of those that move."""
+
+    def __init__(self, name: str, model: str, engine: Engine, fabric: Fabric, generation: int):
+        self.is_draining = False
+        self._engine = engine
+        self._fabric = fabric
+        self._facts = pb.WorkerStatus(
+            name=name,
+            generation=generation,
+            fingerprint=engine.fingerprint,
+            model=model,
+            max_model_len=engine.max_model_len,
+            block_size=engine.block_size,
+            num_blocks=engine.num_blocks,
+        )
+
+    def __call__(self, role: pb.Role.ValueType) -> pb.WorkerStatus:
+        engine, fabric = self._engine.stats(), self._fabric.stats()
+        status = pb.WorkerStatus(
+            role=role,
+            draining=self.is_draining,
+            num_waiting=engine.waiting,
+            num_running=engine.running,
+            num_awaiting_kv=engine.awaiting_kv,
+            blocks=pb.BlockLedger(
+                free=engine.blocks.free,
+                held=engine.blocks.held,
+                in_flight=engine.blocks.in_flight,
+                promised=engine.blocks.promised,
+            ),
+            fabric=pb.FabricLedger(
+                send_slots_used=fabric.send_slots_used,
+                recv_slots_used=fabric.recv_slots_used,
+                transfers=fabric.expected + fabric.outgoing,
+                endpoints=fabric.endpoints,
+            ),
+        )
+        status.MergeFrom(self._facts)
+        return status
+
+
+def new_generation() -> int:
+    """64 random bits that tell this process from any before it on the same port."""
+    return secrets.randbits(64)

@@ -1,0 +1,188 @@
+"""One prefill leg: the life of a `Prefill` call.
+
+1. The request goes to the engine; shipping starts at once, so that connecting overlaps computing.
+2. Each computed chunk extends what may leave; the fabric packs it from the engine's blocks.
+3. Token 0 goes to the router as soon as it is sampled, and into the COMMIT frame. If it ends the
+   sample there is nothing left to decode: the transfer is dropped.
+4. When the last slot is free again `Shipped` tells the timings, and the leg holds nothing.
+
+However the call ends, leaving `run` cancels the transfer and frees the blocks.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from engine.async_engine import AsyncEngine, Mailbox
+from engine.errors import EngineFault
+from engine.kv_copier import KVCopier
+from engine.kv_lease import KVLease
+from engine.request import (
+    ChunkComputed,
+    EngineEvent,
+    EngineRequest,
+    FinishReason,
+    RequestFailed,
+    TokensOut,
+)
+from kvfabric.errors import FabricError, TransferAborted
+from kvfabric.fabric import Fabric
+from kvfabric.frame import FrameRange
+from kvfabric.sender import Outgoing, ShipReport
+from kvfabric.ticket import KVShape, Ticket
+from prefill_server.metrics import PrefillMetrics
+from protos import serving_pb2 as pb
+
+HEARTBEAT_S = 1.0
+
+FINISH_REASONS = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ShipDone:
+    """The transfer is over; nothing of it is under way any more."""
+
+    outcome: ShipReport | FabricError
+
+
+class LeaseSource:
+    """A `FrameSource` that packs from an engine's blocks. Used on the fabric's loop."""
+
+    def __init__(self, copier: KVCopier, lease: Future[KVLease]) -> None:
+        self._copier = copier
+        self._lease = lease
+
+    async def pack(self, frame: FrameRange, out: memoryview) -> None:
+        # Shielded: cancelling one frame's wait must not cancel the lease that all frames share.
+        lease = await asyncio.shield(asyncio.wrap_future(self._lease))
+        await asyncio.wrap_future(self._copier.gather(lease, frame, out))
+
+
+class PrefillLeg:
+    """See the module. `ticket` is None when nothing is to be shipped."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        fabric: Fabric,
+        metrics: PrefillMetrics,
+        request: EngineRequest,
+        ticket: Ticket | None,
+    ) -> None:
+        self._engine = engine
+        self._fabric = fabric
+        self._metrics = metrics
+        self._request = request
+        self._ticket = ticket
+        self._samples = not request.output_token_ids
+        self._mailbox: Mailbox[EngineEvent | ShipDone] = Mailbox()
+        self._outgoing: Outgoing | None = None
+        self._timings = pb.Timings()
+        self._is_over = False
+        self._turns_seen = -1
+
+    async def run(self, write: Callable[[pb.PrefillEvent], Awaitable[None]]) -> None:
+        """Writes the events of the call. Raises EngineError or FabricError."""
+        with self._engine.open(self._request, self._mailbox.put):
+            try:
+                if self._ticket is not None:
+                    self._outgoing = self._ship(self._ticket)
+                while not self._is_over:
+                    item = await self._mailbox.next(HEARTBEAT_S)
+                    for event in self._react(item):
+                        await write(event)
+            finally:
+                if self._outgoing is not None:
+                    self._outgoing.cancel()
+        await write(pb.PrefillEvent(shipped=pb.Shipped(timings=self._timings)))
+
+    def _react(self, item: EngineEvent | ShipDone | None) -> list[pb.PrefillEvent]:
+        match item:
+            case None:
+                return self._heartbeat()
+            case ChunkComputed():
+                self._on_chunk(item)
+                return []
+            case TokensOut():
+                return [self._on_token(item)]
+            case ShipDone():
+                self._on_shipped(item.outcome)
+                return []
+            case RequestFailed():
+                raise EngineFault(item.error)
+            case _:
+                raise AssertionError(f"a prefill leg never hears {item}")
+
+    def _heartbeat(self) -> list[pb.PrefillEvent]:
+        """Only a loop that turns is alive: a hung engine falls silent although gRPC answers."""
+        turns = self._engine.engine.stats().turns
+        if turns == self._turns_seen:
+            return []
+        self._turns_seen = turns
+        return [pb.PrefillEvent(heartbeat=pb.Heartbeat())]
+
+    def _on_chunk(self, chunk: ChunkComputed) -> None:
+        if self._outgoing is not None:
+            self._outgoing.extend(chunk.num_computed_tokens)
+        if not chunk.is_last:
+            return
+        self._timings.queue_ns, self._timings.build_ns = chunk.queue_ns, chunk.build_ns
+        self._metrics.observe_built(chunk.queue_ns, chunk.build_ns)
+        if not self._samples:
+            self._commit(pb.Commit())
+
+    def _on_token(self, tokens: TokensOut) -> pb.PrefillEvent:
+        (token_id,) = tokens.token_ids
+        first = pb.FirstToken(
+            sample=self._request.sample,
+            token_id=token_id,
+            finish_reason=FINISH_REASONS[tokens.finish_reason],
+        )
+        if tokens.finish_reason is None:
+            self._commit(pb.Commit(first_tokens=[first]))
+        else:
+            self._is_over = True
+        return pb.PrefillEvent(first_token=first)
+
+    def _commit(self, commit: pb.Commit) -> None:
+        if self._outgoing is None:
+            self._is_over = True
+        else:
+            self._outgoing.commit(commit.SerializeToString())
+
+    def _on_shipped(self, outcome: ShipReport | FabricError) -> None:
+        if isinstance(outcome, FabricError):
+            raise outcome
+        self._timings.pack_ns, self._timings.ship_ns = outcome.pack_ns, outcome.ship_ns
+        self._timings.kv_nbytes, self._timings.kv_frames = outcome.nbytes, outcome.frames
+        self._metrics.observe_shipped(outcome)
+        self._is_over = True
+
+    def _ship(self, ticket: Ticket) -> Outgoing:
+        engine = self._engine.engine
+        lease = engine.lease(self._request.request_id)
+        outgoing = self._fabric.ship(
+            ticket, KVShape(*engine.kv_shape), LeaseSource(engine.copier, lease)
+        )
+        loop = asyncio.get_running_loop()
+
+        def over(done: Future[ShipReport]) -> None:
+            """On the fabric's thread."""
+            loop.call_soon_threadsafe(self._mailbox.put, ShipDone(_outcome(done)))
+
+        outgoing.done.add_done_callback(over)
+        return outgoing
+
+
+def _outcome(done: Future[ShipReport]) -> ShipReport | FabricError:
+    if done.cancelled():
+        return TransferAborted("cancelled")
+    error = done.exception()
+    if error is None:
+        return done.result()
+    return error if isinstance(error, FabricError) else FabricError(repr(error))

@@ -1,0 +1,107 @@
+"""The gRPC face of a prefill worker: checks a request and runs one `PrefillLeg` for it.
+
+Knows the control plane, the engine and the sending end of the fabric; no HTTP, no text.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from engine.async_engine import AsyncEngine
+from engine.errors import InvalidRequest
+from engine.request import Leg, RequestId
+from engine.request_message import engine_request
+from kvfabric.fabric import Fabric
+from kvfabric.ticket import Ticket, TransferId
+from prefill_server.leg import PrefillLeg
+from prefill_server.metrics import PrefillMetrics
+from protos import serving_pb2 as pb
+from protos import serving_pb2_grpc as pb_grpc
+from runtime.call import Draining, deadline
+from runtime.log import bind_request
+
+Context = grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent]
+
+
+class PrefillService(pb_grpc.PrefillServicer):
+    """See protos/serving.proto."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        fabric: Fabric,
+        status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._engine = engine
+        self._fabric = fabric
+        self._status = status
+        self._metrics = PrefillMetrics(registry)
+        self._serial = itertools.count()
+
+    # Written, not yielded: a cancelled `write` raises here and unwinds the leg at once, while a
+    # generator suspended at `yield` would hold its blocks until it is collected.
+    async def Prefill(  # type: ignore[override]
+        self, request: pb.PrefillRequest, context: Context
+    ) -> None:
+        status = self._status(pb.ROLE_PREFILL)
+        if status.draining:
+            raise Draining(f"{status.name} is draining")
+        # A retry may come while the call it replaces is still unwinding: ids here are our own.
+        request_id = RequestId(f"{request.request_id}/prefill-{next(self._serial)}")
+        vocab_size = self._engine.engine.model_config.vocab_size
+        leg = PrefillLeg(
+            self._engine,
+            self._fabric,
+            self._metrics,
+            engine_request(request, Leg.PREFILL, request_id, vocab_size),
+            _ticket(request),
+        )
+        with bind_request(request.request_id):
+            async with deadline(request.remaining_ms):
+                await leg.run(context.write)
+
+    async def Status(
+        self,
+        request: pb.StatusRequest,
+        context: object,
+    ) -> pb.WorkerStatus:
+        return self._status(pb.ROLE_PREFILL)
+
+
+def _ticket(request: pb.PrefillRequest) -> Ticket | None:
+    if not request.HasField("ticket"):
+        return None
+    ticket = request.ticket
+    num_tokens = len(request.prompt_token_ids)
+    if len(ticket.transfer_id) != 16 or ticket.block_size == 0:
+        raise InvalidRequest("the ticket is malformed")
+    if ticket.num_tokens != num_tokens or ticket.first_token >= num_tokens:
+        raise InvalidRequest(
+            f"the ticket is for tokens [{ticket.first_token}, {ticket.num_tokens}) "
+            f"of a prompt of {num_tokens}"
+        )
+    return Ticket(
+        transfer_id=TransferId(ticket.transfer_id),
+        address=ticket.address,
+        generation=ticket.generation,
+        fingerprint=ticket.fingerprint,
+        first_token=ticket.first_token,
+        num_tokens=ticket.num_tokens,
+        block_size=ticket.block_size,
+    )
+
+
+def add_services(
+    server: grpc.aio.Server,
+    engine: AsyncEngine,
+    fabric: Fabric,
+    status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+    registry: CollectorRegistry,
+) -> list[str]:
+    """Mounts the service; returns the full names of what was mounted, for health."""
+    service = PrefillService(engine, fabric, status, registry)
+    pb_grpc.add_PrefillServicer_to_server(service, server)
+    return [pb.DESCRIPTOR.services_by_name["Prefill"].full_name]
