@@ -21,6 +21,8 @@ from typing import Literal
 
 import torch
 
+from engine.errors import EngineError, UnsupportedModel
+
 DeviceName = Literal["cpu", "cuda", "auto"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
@@ -28,12 +30,8 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
-class ModelError(ValueError):
+class ModelError(EngineError, ValueError):
     """A model folder, or the settings it is to run with, cannot be used; the text says why."""
-
-
-class UnsupportedModel(ModelError):
-    """The model needs something this engine does not compute; the text names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +82,9 @@ class ModelConfig:
         end_ids = _read_json(generation).get("eos_token_id") if generation.exists() else None
         try:
             return _parse(raw, raw.get("eos_token_id") if end_ids is None else end_ids)
+        except EngineError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ModelError):
-                raise
             raise ModelError(f"{folder}/config.json is not usable: {error!r}") from error
 
     def kv_shape(self, dtype: torch.dtype) -> tuple[int, int, int]:

@@ -1,0 +1,155 @@
+"""The KV pool's tensor: written by the model, read and filled by copies from and to the wire.
+
+Knows slots and blocks, not who owns them. One tensor per engine:
+
+    data  [layers, 2, num_blocks, block_size, kv_heads, head_dim]     (2: K, V)
+
+A payload is layout-neutral, [layers, 2, tokens, heads, head_dim], contiguous, in the model's
+dtype, and covers a `KVRange` of one sequence. Whole blocks move by one indexed copy per layer,
+straight between the pool and the payload; the partial blocks at both ends by one strided copy
+each. On CUDA the payload is pinned host memory and every call is asynchronous on the current
+stream; its device-side temporary belongs to that stream.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.config import ModelConfig
+
+
+class KVRange(Protocol):
+    """Which part of one sequence's KV: half-open ranges by first and count."""
+
+    @property
+    def first_token(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def first_layer(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def first_head(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+
+
+class KVCache:
+    """See the module. The engine thread writes; a copier thread gathers and scatters beside it,
+    never the same slots at once (its `KVLease` sees to that)."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        # Zeroed by writing: every page is there before the first step, and no slot holds a NaN.
+        self.data = torch.empty(shape, dtype=dtype, device=device).zero_()
+        self.device = self.data.device
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of a layer, each [num_blocks, block_size, kv_heads, head_dim]."""
+        return self.data[layer, 0], self.data[layer, 1]
+
+    def write(self, layer: int, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+        """k, v [T, kv_heads, head_dim] into slots slot_mapping [T] of the layer."""
+        slots = self.data[layer].flatten(1, 2)  # [2, num_blocks * block_size, kv_heads, head_dim]
+        slots[0].index_copy_(0, slot_mapping, k)
+        slots[1].index_copy_(0, slot_mapping, v)
+
+    def payload_nbytes(self, part: KVRange) -> int:
+        heads = part.num_heads * self.data.shape[-1] * self.data.itemsize
+        return part.num_layers * 2 * part.num_tokens * heads
+
+    def gather(self, block_table: Sequence[int], part: KVRange, out: Tensor) -> None:
+        """Copies the range out of the pool; `out` is uint8 [payload_nbytes(part)]."""
+        payload = self._payload(part, out)
+        staged = self._on_device(payload)
+        pool = self._pool(part)
+        for tokens, blocks, slots in self._pieces(block_table, part):
+            into = staged[:, :, tokens]
+            if isinstance(blocks, int):
+                into.copy_(pool[:, :, blocks, slots])
+                continue
+            for layer in range(part.num_layers):
+                for kv in range(2):
+                    whole = self._as_blocks(into[layer, kv])
+                    torch.index_select(pool[layer, kv], 0, blocks, out=whole)
+        if staged is not payload:
+            payload.copy_(staged, non_blocking=True)
+
+    def scatter(self, block_table: Sequence[int], part: KVRange, payload: Tensor) -> None:
+        """Copies a range into the pool; `payload` is uint8 [payload_nbytes(part)]."""
+        typed = self._payload(part, payload)
+        staged = self._on_device(typed)
+        if staged is not typed:
+            staged.copy_(typed, non_blocking=True)
+        pool = self._pool(part)
+        for tokens, blocks, slots in self._pieces(block_table, part):
+            source = staged[:, :, tokens]
+            if isinstance(blocks, int):
+                pool[:, :, blocks, slots] = source
+                continue
+            for layer in range(part.num_layers):
+                for kv in range(2):
+                    whole = self._as_blocks(source[layer, kv])
+                    pool[layer, kv].index_copy_(0, blocks, whole)
+
+    def _payload(self, part: KVRange, raw: Tensor) -> Tensor:
+        """raw bytes → [layers, 2, tokens, heads, head_dim]"""
+        assert raw.numel() == self.payload_nbytes(part), "the range says how long its payload is"
+        shape = (part.num_layers, 2, part.num_tokens, part.num_heads, self.data.shape[-1])
+        return raw.view(self.data.dtype).view(shape)
+
+    def _as_blocks(self, tokens: Tensor) -> Tensor:
+        """[n * block_size, heads, head_dim] → [n, block_size, heads, head_dim]"""
+        return tokens.view(-1, self.block_size, *tokens.shape[1:])
+
+    def _on_device(self, payload: Tensor) -> Tensor:
+        """The payload itself, or room for it beside the pool."""
+        if payload.device == self.device:
+            return payload
+        return torch.empty_like(payload, device=self.device)
+
+    def _pool(self, part: KVRange) -> Tensor:
+        """[layers, 2, num_blocks, block_size, heads, head_dim] of the range, a view."""
+        pool = self.data.narrow(0, part.first_layer, part.num_layers)
+        return pool.narrow(4, part.first_head, part.num_heads)
+
+    def _pieces(
+        self, block_table: Sequence[int], part: KVRange
+    ) -> list[tuple[slice, Tensor | int, slice]]:
+        """Cuts a token range at block boundaries: (tokens of the payload, blocks, slots in them).
+        Partial blocks come as one id each, all whole blocks together as ids [n]."""
+        size = self.block_size
+        first, end = part.first_token, part.first_token + part.num_tokens
+        whole_first, whole_end = -(-first // size), end // size  # block indices
+        if whole_first > whole_end:  # inside one block
+            return [self._partial(block_table, first, first, end)]
+        pieces: list[tuple[slice, Tensor | int, slice]] = []
+        if first < whole_first * size:
+            pieces.append(self._partial(block_table, first, first, whole_first * size))
+        if whole_first < whole_end:
+            ids = torch.tensor(block_table[whole_first:whole_end], device=self.device)
+            tokens = slice(whole_first * size - first, whole_end * size - first)
+            pieces.append((tokens, ids, slice(None)))
+        if whole_end * size < end:
+            pieces.append(self._partial(block_table, first, whole_end * size, end))
+        return pieces
+
+    def _partial(
+        self, block_table: Sequence[int], payload_first: int, begin: int, end: int
+    ) -> tuple[slice, int, slice]:
+        """Positions [begin, end) of one block."""
+        block, offset = divmod(begin, self.block_size)
+        tokens = slice(begin - payload_first, end - payload_first)
+        return tokens, block_table[block], slice(offset, offset + end - begin)
