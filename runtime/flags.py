@@ -96,9 +96,12 @@ def _add(
 
 
 def _help(field: dataclasses.Field[Any], default: object) -> str:
-    text = str(field.metadata.get("help", "")).replace("%", "%%")
-    shown = "" if default in (None, "", ()) else f" (default: {default})".replace("%", "%%")
-    return text + shown
+    text = str(field.metadata.get("help", ""))
+    if field.metadata.get("parse") is nbytes and isinstance(default, int):
+        default = f"{default / (1 << 30):g}GiB"
+    if default not in (None, "", ()):
+        text += f" (default: {default})"
+    return text.replace("%", "%%")
 
 
 def _metavar(hint: object) -> str | None:

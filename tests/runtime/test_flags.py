@@ -64,4 +64,5 @@ def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
         parse(Config, ["--help"], prog="x", description="y", environ={})
     text = capsys.readouterr().out
     assert "100% needed (default: 8000)" in text
+    assert "KV pool (default: 1GiB)" in text
     assert "--no-checksum" in text
