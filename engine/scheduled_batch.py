@@ -1,0 +1,29 @@
+"""What passes between the scheduler and the step: `ScheduledBatch` in, `Computed` out."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step."""
+
+    seqs: list[Sequence]
+    """Each with `num_scheduled_tokens` > 0, in batch order; perhaps none."""
+    lost: list[Sequence]
+    """Lost their reservation, before `reserved` was decided."""
+    reserved: list[Sequence]
+    """Have room for their prompt now."""
+
+
+class Computed(NamedTuple):
+    """What a step did for a sequence."""
+
+    seq: Sequence
+    first_position: int
+    num_tokens: int
+    """Tokens computed, from `first_position` on."""
+    token_id: int | None
+    """The token sampled, if any; already in `seq`."""

@@ -1,0 +1,293 @@
+"""Which sequence computes how many tokens in the next step, and who holds, waits or gives way.
+
+Pure: no tensors, no clock, no threads; the engine thread calls it between steps. Age is the order
+of arrival. One step, under one token budget (the algorithm is Sarathi-Serve's, arXiv 2403.02310):
+
+1. Every running sequence with one uncomputed token takes it, oldest first: decodes never wait for
+   a prefill. One that needs a block the pool has not got makes the youngest sequence give way.
+2. Running sequences with more to compute (prompts, resumed tails) take what is left, oldest first.
+3. Waiting ones come in, oldest first, as far as room and slots go. What was preempted is older
+   than what is new. Nobody overtakes for want of room; only a prompt that waits for the budget
+   alone is overtaken, by reservations, and its room stays spoken for.
+
+Blocks: a sequence comes in with blocks for all its present tokens, so no prefill stops half way,
+and only sampled tokens make it grow. A `Leg.DECODE` request comes in as a promise of those blocks
+and one of headroom; `claim` redeems it, `attach` makes it run. Those that give way are the
+youngest of the running and the reserved, and are always younger than the one that needs room, so
+the oldest always progresses; prefill legs never give way, for others copy out of their blocks.
+Whoever finds nobody to give way keeps what it has and waits for another step.
+"""
+
+from bisect import insort
+from collections.abc import Callable
+
+from engine.block_pool import BlockPool
+from engine.errors import NotReserved, RequestTooLong, UnknownRequest
+from engine.kv_lease import KVLease
+from engine.request import EngineRequest, RequestId
+from engine.scheduled_batch import Computed, ScheduledBatch
+from engine.sequence import Sequence, Status
+
+
+class Scheduler:
+    """See the module."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        token_budget: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        on_drained: Callable[[KVLease], None] | None = None,
+    ) -> None:
+        """`on_drained` hears of it on the thread of the last copy, and has `drained` called on the
+        engine thread."""
+        self.pool = pool
+        self.token_budget = token_budget
+        self.max_num_seqs = min(max_num_seqs, token_budget)  # each decode needs a token a step
+        # The oldest can always grow to its end, alone in the pool.
+        self.max_model_len = min(max_model_len, pool.num_blocks * pool.block_size)
+        self.num_preemptions = 0
+        self._seqs: dict[RequestId, Sequence] = {}
+        self._waiting: list[Sequence] = []  # oldest first, as the next two
+        self._running: list[Sequence] = []
+        self._awaiting_kv: list[Sequence] = []
+        self._queues = {
+            Status.WAITING: self._waiting,
+            Status.RUNNING: self._running,
+            Status.AWAITING_KV: self._awaiting_kv,
+        }
+        self._on_drained = on_drained or self.drained
+        self._draining: set[KVLease] = set()  # closed, copies under way
+
+    # ── requests come and go ──
+
+    def check_fits(self, request: EngineRequest) -> None:
+        """Raises RequestTooLong if it can never run. Reads constants only: any thread."""
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        if num_tokens >= self.max_model_len:
+            raise RequestTooLong(
+                f"{num_tokens} tokens leave no room for another: a sequence has at most "
+                f"{self.max_model_len} here, the pool {self.pool.num_blocks} blocks "
+                f"of {self.pool.block_size}"
+            )
+
+    def add(self, seq: Sequence) -> None:
+        assert seq.request_id not in self._seqs, seq.request_id
+        self._seqs[seq.request_id] = seq
+        insort(self._waiting, seq, key=_arrival)
+
+    def abort(self, request_id: RequestId) -> None:
+        """Any leg, any state, idempotent: it holds nothing afterwards."""
+        seq = self._seqs.get(request_id)
+        if seq is not None:
+            self._end(seq)
+
+    # ── the KV comes from elsewhere ──
+
+    def claim(self, request_id: RequestId) -> KVLease:
+        """Turns a promise into blocks. Raises UnknownRequest, NotReserved."""
+        seq = self._get(request_id)
+        if seq.status is not Status.AWAITING_KV:
+            raise NotReserved(f"{request_id} is {seq.status.value}")
+        if seq.num_promised_blocks:
+            seq.block_table.extend(self.pool.redeem(seq.num_promised_blocks))
+            seq.num_promised_blocks = 0
+        return self.lease(request_id)
+
+    def lease(self, request_id: RequestId) -> KVLease:
+        """The right to copy, one per stay in the pool. Raises UnknownRequest."""
+        seq = self._get(request_id)
+        if seq.lease is None:
+            seq.lease = KVLease(request_id, seq.block_table, self._on_drained)
+        return seq.lease
+
+    def attach(self, request_id: RequestId, first_token_id: int | None) -> Sequence | None:
+        """The prompt's KV is in the claimed blocks: it runs, from the next step on, or has
+        finished with that token. None if it is gone or its blocks are. Delivered outputs stand, and
+        a first token beside them is ignored; with neither, the last prompt token is computed again
+        and sampled from."""
+        seq = self._seqs.get(request_id)
+        if seq is None or seq.status is not Status.AWAITING_KV or not seq.block_table:
+            return None
+        if first_token_id is not None and not seq.num_output_tokens:
+            seq.append(first_token_id)
+        seq.awaits_transfer = False
+        seq.num_computed_tokens = min(seq.num_prompt_tokens, seq.num_tokens - 1)
+        self._awaiting_kv.remove(seq)
+        insort(self._running, seq, key=_arrival)
+        seq.status = Status.RUNNING
+        if seq.finish_reason is not None:
+            self._end(seq)
+        return seq
+
+    def drained(self, lease: KVLease) -> None:
+        """The last copy under a closed lease is over: its blocks are free."""
+        self._draining.remove(lease)
+        self.pool.land(lease.block_table)
+
+    # ── steps ──
+
+    def schedule(self) -> ScheduledBatch:
+        batch = ScheduledBatch(seqs=[], lost=[], reserved=[])
+        for seq in self._running.copy():
+            is_running = seq.status is Status.RUNNING  # nobody older took its blocks in this loop
+            if is_running and seq.num_uncomputed_tokens == 1 and self._grow(seq, batch):
+                seq.num_scheduled_tokens = 1
+                batch.seqs.append(seq)
+        budget = self.token_budget - len(batch.seqs)
+        for seq in self._running:
+            if budget > 0 and seq.num_uncomputed_tokens > 1:
+                budget -= self._start(seq, budget, batch)
+        if self._waiting:
+            self._admit(budget, batch)
+        return batch
+
+    def update(self, batch: ScheduledBatch, token_ids: list[int]) -> list[Computed]:
+        """The step is done; `token_ids` has one for each sequence that samples, in batch order."""
+        sampled = iter(token_ids)
+        computed = []
+        for seq in batch.seqs:
+            first_position, num_tokens = seq.num_computed_tokens, seq.num_scheduled_tokens
+            token_id = next(sampled) if seq.samples_next else None
+            seq.num_computed_tokens += num_tokens
+            seq.num_scheduled_tokens = 0
+            if token_id is not None:
+                seq.append(token_id)
+            computed.append(Computed(seq, first_position, num_tokens, token_id))
+            if seq.is_prefill_leg:
+                if seq.num_computed_tokens == seq.num_prompt_tokens:
+                    self._running.remove(seq)
+                    seq.status = Status.HELD
+            elif seq.finish_reason is not None:
+                self._end(seq)
+        assert next(sampled, None) is None, "more tokens than sequences that sample"
+        return computed
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_awaiting_kv(self) -> int:
+        return len(self._awaiting_kv)
+
+    @property
+    def request_ids(self) -> list[RequestId]:
+        """All that have not ended, prefill legs not released included."""
+        return list(self._seqs)
+
+    def check(self) -> None:
+        """Asserts that every block is where its sequence or lease says; O(num_blocks)."""
+        self.pool.check()
+        ledger = self.pool.ledger()
+        seqs = self._seqs.values()
+        assert ledger.held == sum(len(seq.block_table) for seq in seqs), ledger
+        assert ledger.promised == sum(seq.num_promised_blocks for seq in seqs), ledger
+        assert ledger.in_flight == sum(len(lease.block_table) for lease in self._draining), ledger
+
+    # ── room ──
+
+    def _admit(self, budget: int, batch: ScheduledBatch) -> None:
+        slots = self.max_num_seqs - len(self._running) - len(self._awaiting_kv)
+        # A block for each that grows, so that newcomers do not at once make somebody give way.
+        room = self.pool.available - sum(not seq.is_prefill_leg for seq in self._running)
+        still_waiting: list[Sequence] = []
+        for index, seq in enumerate(self._waiting):
+            need = self._num_blocks_needed(seq)
+            if slots == 0 or need > room:
+                still_waiting += self._waiting[index:]
+                break
+            slots, room = slots - 1, room - need
+            if seq.awaits_transfer:
+                self._reserve(seq, need, batch)
+            elif budget > 0:
+                seq.block_table.extend(self.pool.take(self.pool.blocks_for(seq.num_tokens)))
+                seq.status = Status.RUNNING
+                insort(self._running, seq, key=_arrival)
+                budget -= self._start(seq, budget, batch)
+            else:
+                still_waiting.append(seq)
+        self._waiting[:] = still_waiting
+
+    def _num_blocks_needed(self, seq: Sequence) -> int:
+        """For all present tokens, and one more if it will grow."""
+        need = self.pool.blocks_for(seq.num_tokens)
+        if seq.is_prefill_leg:
+            return need
+        return min(need + 1, self.pool.blocks_for(seq.max_num_tokens))
+
+    def _reserve(self, seq: Sequence, num_blocks: int, batch: ScheduledBatch) -> None:
+        self.pool.promise(num_blocks)
+        seq.num_promised_blocks = num_blocks
+        seq.status = Status.AWAITING_KV
+        insort(self._awaiting_kv, seq, key=_arrival)
+        batch.reserved.append(seq)
+
+    def _start(self, seq: Sequence, budget: int, batch: ScheduledBatch) -> int:
+        seq.num_scheduled_tokens = min(seq.num_uncomputed_tokens, budget)
+        batch.seqs.append(seq)
+        return seq.num_scheduled_tokens
+
+    def _grow(self, seq: Sequence, batch: ScheduledBatch) -> bool:
+        """Room for its last token; False if it has to wait for a block."""
+        if self.pool.blocks_for(seq.num_tokens) <= len(seq.block_table):
+            return True
+        while self.pool.available == 0:
+            # Blocks in flight are about to be free: waiting costs less than a victim.
+            victim = None if self.pool.num_in_flight else self._youngest(than=seq)
+            if victim is None:
+                return False
+            self._give_way(victim, batch)
+        seq.block_table.extend(self.pool.take(1))
+        return True
+
+    def _youngest(self, than: Sequence) -> Sequence | None:
+        """The youngest of the running and the reserved, if younger than `than`."""
+        running = (seq for seq in reversed(self._running) if not seq.is_prefill_leg)
+        tops = [seq for seq in (next(running, None), *self._awaiting_kv[-1:]) if seq is not None]
+        youngest = max(tops, key=_arrival)
+        return youngest if youngest.arrival > than.arrival else None
+
+    def _give_way(self, victim: Sequence, batch: ScheduledBatch) -> None:
+        if victim.status is Status.AWAITING_KV:
+            batch.lost.append(victim)
+        else:
+            self.num_preemptions += 1
+        self._release(victim)
+        victim.status = Status.WAITING
+        insort(self._waiting, victim, key=_arrival)
+
+    def _end(self, seq: Sequence) -> None:
+        self._release(seq)
+        seq.status = Status.ENDED
+        del self._seqs[seq.request_id]
+
+    def _release(self, seq: Sequence) -> None:
+        """The one way out: leaves its queue and gives back blocks or promise."""
+        queue = self._queues.get(seq.status)
+        if queue is not None:
+            queue.remove(seq)
+        self.pool.withdraw(seq.num_promised_blocks)
+        seq.num_promised_blocks = 0
+        lease, seq.lease = seq.lease, None
+        block_ids = seq.drop_blocks()
+        if lease is None or lease.close():
+            self.pool.free(block_ids)
+        else:
+            self.pool.leave_in_flight(block_ids)
+            self._draining.add(lease)
+
+    def _get(self, request_id: RequestId) -> Sequence:
+        seq = self._seqs.get(request_id)
+        if seq is None:
+            raise UnknownRequest(request_id)
+        return seq
+
+
+def _arrival(seq: Sequence) -> int:
+    return seq.arrival

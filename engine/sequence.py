@@ -1,0 +1,153 @@
+"""`Sequence`: one sample of a request on one engine, as three counters over its tokens.
+
+    0 ......... num_computed_tokens ......... num_tokens          positions
+    [ KV is in the blocks )[ num_scheduled_tokens of these next )
+
+There are no phases: a step computes some of the tokens that are not computed yet, and samples
+when none is left. A prompt, a resumed tail and a preempted sequence are all uncomputed tokens; a
+transfer moves `num_computed_tokens` over the prompt. Engine thread only; no tensors.
+"""
+
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.kv_lease import KVLease
+from engine.request import BlockId, EngineRequest, FinishReason, Leg, RequestId
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    """Holds nothing: new, preempted, or its reservation was lost."""
+    AWAITING_KV = "awaiting_kv"
+    """Has a promise, or the blocks it was redeemed for; its KV has not come."""
+    RUNNING = "running"
+    """Holds blocks for all its tokens and takes part in steps."""
+    HELD = "held"
+    """A prefill leg that is computed; its blocks stay until it is released."""
+    ENDED = "ended"
+    """Holds nothing, for good."""
+
+
+class Sequence:
+    """See the module. The scheduler alone writes it, but for the two times."""
+
+    __slots__ = (
+        "_block_ids",
+        "_num_block_ids",
+        "arrival",
+        "awaits_transfer",
+        "block_table",
+        "end_token_ids",
+        "finish_reason",
+        "first_scheduled_ns",
+        "is_prefill_leg",
+        "lease",
+        "max_num_tokens",
+        "num_computed_tokens",
+        "num_promised_blocks",
+        "num_prompt_tokens",
+        "num_scheduled_tokens",
+        "num_tokens",
+        "request",
+        "status",
+        "submitted_ns",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        arrival: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        submitted_ns: int = 0,
+    ) -> None:
+        sampling, prompt = request.sampling, request.prompt_token_ids
+        self.request = request
+        self.arrival = arrival
+        """Age: the order of submission, kept over preemptions."""
+        self.is_prefill_leg = request.leg is Leg.PREFILL
+        self.awaits_transfer = request.leg is Leg.DECODE
+        """The prompt's KV comes from another worker and has not come."""
+        self.end_token_ids = sampling.stop_token_ids
+        if not sampling.ignore_eos:
+            self.end_token_ids |= eos_token_ids
+
+        tokens = prompt if self.is_prefill_leg else prompt + request.output_token_ids
+        self.max_num_tokens = min(max_model_len, len(prompt) + sampling.max_tokens)
+        """Prompt and outputs, when it ends for length."""
+        capacity = len(prompt) + 1 if self.is_prefill_leg else self.max_num_tokens
+        self.token_ids: npt.NDArray[np.int64] = np.empty(capacity, dtype=np.int64)
+        self.token_ids[: len(tokens)] = tokens
+        self.num_prompt_tokens = len(prompt)
+        self.num_tokens = len(tokens)
+        self.num_computed_tokens = 0
+        self.num_scheduled_tokens = 0
+
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.block_table: list[BlockId] = []
+        """A new list after each time the blocks were given up: an old lease keeps the old one."""
+        self.num_promised_blocks = 0
+        self.lease: KVLease | None = None
+        """Open while it may copy into or out of `block_table`."""
+        self._block_ids: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._num_block_ids = 0
+        self.submitted_ns = submitted_ns
+        self.first_scheduled_ns = 0
+        """Set by the engine; 0 is not yet."""
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.request.request_id
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def samples_next(self) -> bool:
+        """The scheduled tokens are the last uncomputed ones, and a token is to follow them. A
+        prefill leg whose outputs are delivered only computes its prompt."""
+        return self.num_scheduled_tokens == self.num_uncomputed_tokens and not (
+            self.is_prefill_leg and self.request.output_token_ids
+        )
+
+    def scheduled_token_ids(self) -> npt.NDArray[np.int64]:
+        """[num_scheduled_tokens], a view."""
+        start = self.num_computed_tokens
+        return self.token_ids[start : start + self.num_scheduled_tokens]
+
+    def append(self, token_id: int) -> None:
+        """An output token; decides whether it is the last one."""
+        self.token_ids[self.num_tokens] = token_id
+        self.num_tokens += 1
+        if token_id in self.end_token_ids:
+            self.finish_reason = FinishReason.STOP
+        elif self.num_tokens >= self.max_num_tokens:
+            self.finish_reason = FinishReason.LENGTH
+
+    def block_ids(self) -> npt.NDArray[np.int64]:
+        """[len(block_table)], a view; converts only what was appended since the last call."""
+        done, total = self._num_block_ids, len(self.block_table)
+        if done != total:
+            if total > len(self._block_ids):
+                grown = np.empty(max(16, 2 * total), dtype=np.int64)
+                grown[:done] = self._block_ids[:done]
+                self._block_ids = grown
+            self._block_ids[done:total] = self.block_table[done:]
+            self._num_block_ids = total
+        return self._block_ids[:total]
+
+    def drop_blocks(self) -> list[BlockId]:
+        """The block table, which is not this sequence's any more; nothing is computed now."""
+        dropped, self.block_table = self.block_table, []
+        self._num_block_ids = 0
+        self.num_computed_tokens = self.num_scheduled_tokens = 0
+        return dropped
