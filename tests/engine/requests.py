@@ -1,0 +1,34 @@
+"""Requests for the engine's tests."""
+
+from engine.request import EngineRequest, Leg, RequestId, SamplingParams
+
+
+def make_request(
+    name: str = "r",
+    prompt_len: int = 5,
+    max_tokens: int = 4,
+    leg: Leg = Leg.LOCAL,
+    outputs: tuple[int, ...] = (),
+    prompt: tuple[int, ...] | None = None,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: frozenset[int] = frozenset(),
+    ignore_eos: bool = False,
+) -> EngineRequest:
+    return EngineRequest(
+        request_id=RequestId(name),
+        leg=leg,
+        prompt_token_ids=tuple(range(1, prompt_len + 1)) if prompt is None else prompt,
+        sampling=SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_token_ids=stop,
+            ignore_eos=ignore_eos,
+        ),
+        output_token_ids=outputs,
+    )

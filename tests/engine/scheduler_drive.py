@@ -1,0 +1,133 @@
+"""Drives a scheduler as an engine and its services would, and checks it after every move."""
+
+from dataclasses import dataclass, field
+
+from engine.block_pool import BlockPool
+from engine.errors import NotReserved, UnknownRequest
+from engine.kv_lease import KVLease
+from engine.request import EngineRequest, FinishReason, Leg, RequestId
+from engine.scheduled_batch import Computed, ScheduledBatch
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence, Status
+
+
+@dataclass
+class Copy:
+    """A copy under way under a lease."""
+
+    lease: KVLease
+
+
+@dataclass
+class Drive:
+    """A scheduler, the sequences it was given and what became of them."""
+
+    scheduler: Scheduler
+    seqs: dict[RequestId, Sequence] = field(default_factory=dict)
+    ended: dict[RequestId, FinishReason | None] = field(default_factory=dict)
+    """None: aborted or released."""
+    copies: list[Copy] = field(default_factory=list)
+    last: ScheduledBatch = field(default_factory=lambda: ScheduledBatch([], [], []))
+
+    @classmethod
+    def build(
+        cls,
+        num_blocks: int = 16,
+        block_size: int = 4,
+        token_budget: int = 8,
+        max_num_seqs: int = 8,
+        max_model_len: int = 1000,
+    ) -> "Drive":
+        pool = BlockPool(num_blocks, block_size)
+        return cls(Scheduler(pool, token_budget, max_num_seqs, max_model_len))
+
+    def submit(self, request: EngineRequest) -> Sequence:
+        self.scheduler.check_fits(request)
+        seq = Sequence(request, len(self.seqs), self.scheduler.max_model_len)
+        self.seqs[request.request_id] = seq
+        self.scheduler.add(seq)
+        self.check()
+        return seq
+
+    def step(self) -> list[Computed]:
+        """One step with token id 9 for every sample."""
+        before = [s for s in self.seqs.values() if s.status is Status.RUNNING]
+        decodes = [s for s in before if s.num_uncomputed_tokens == 1]
+        self.last = batch = self.scheduler.schedule()
+        self._judge(batch, decodes)
+        computed = self.scheduler.update(batch, [9] * sum(s.samples_next for s in batch.seqs))
+        for done in computed:
+            if done.seq.status is Status.ENDED:
+                self._ends(done.seq.request_id, done.seq.finish_reason)
+        self.check()
+        return computed
+
+    def _judge(self, batch: ScheduledBatch, decodes: list[Sequence]) -> None:
+        assert sum(s.num_scheduled_tokens for s in batch.seqs) <= self.scheduler.token_budget
+        assert len(batch.seqs) == len(set(batch.seqs)) <= self.scheduler.max_num_seqs
+        size = self.scheduler.pool.block_size
+        for seq in batch.seqs:
+            reach = seq.num_computed_tokens + seq.num_scheduled_tokens
+            assert seq.num_scheduled_tokens > 0
+            assert len(seq.block_table) * size >= reach
+            assert list(seq.block_ids()) == seq.block_table
+        for seq in decodes:  # only want of a block pauses a decode
+            lacks_block = len(seq.block_table) * size < seq.num_tokens
+            assert seq in batch.seqs or lacks_block or seq.status is Status.WAITING
+
+    def _ends(self, request_id: RequestId, reason: FinishReason | None) -> None:
+        assert request_id not in self.ended, "a request ends once"
+        self.ended[request_id] = reason
+
+    def abort(self, seq: Sequence) -> None:
+        if seq.status is not Status.ENDED:
+            self._ends(seq.request_id, None)
+        self.scheduler.abort(seq.request_id)
+        assert not seq.block_table
+        self.check()
+
+    def start_copy(self, seq: Sequence) -> None:
+        """Claims a decode leg's blocks, or leases a prefill leg's, and enters a copy."""
+        try:
+            if seq.request.leg is Leg.DECODE:
+                lease = self.scheduler.claim(seq.request_id)
+            else:
+                lease = self.scheduler.lease(seq.request_id)
+        except (NotReserved, UnknownRequest):
+            return
+        lease.enter()
+        self.copies.append(Copy(lease))
+        self.check()
+
+    def end_copy(self, copy: Copy) -> None:
+        self.copies.remove(copy)
+        copy.lease.exit()
+        self.check()
+
+    def attach(self, seq: Sequence) -> None:
+        """With a first token, unless outputs were delivered."""
+        token_id = None if seq.request.output_token_ids else 9
+        attached = self.scheduler.attach(seq.request_id, token_id)
+        if attached is not None and attached.status is Status.ENDED:
+            self._ends(seq.request_id, attached.finish_reason)
+        self.check()
+
+    def check(self) -> None:
+        self.scheduler.check()
+        ledger = self.scheduler.pool.ledger()
+        total = ledger.free + ledger.held + ledger.in_flight + ledger.promised
+        assert total == self.scheduler.pool.num_blocks
+        assert min(ledger.free, ledger.held, ledger.in_flight, ledger.promised) >= 0
+        live = [s for s in self.seqs.values() if s.status is not Status.ENDED]
+        assert self.scheduler.request_ids == [s.request_id for s in live]
+        for count, status in (
+            (self.scheduler.num_waiting, Status.WAITING),
+            (self.scheduler.num_running, Status.RUNNING),
+            (self.scheduler.num_awaiting_kv, Status.AWAITING_KV),
+        ):
+            assert count == sum(s.status is status for s in live)
+
+    def check_empty(self) -> None:
+        ledger = self.scheduler.pool.ledger()
+        assert ledger.free == self.scheduler.pool.num_blocks, ledger
+        assert not self.scheduler.request_ids

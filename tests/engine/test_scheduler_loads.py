@@ -1,0 +1,91 @@
+"""Random loads: no leak, no double free, everything accepted ends once, the oldest progresses."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import RequestTooLong
+from engine.request import Leg
+from engine.sequence import Sequence, Status
+from tests.engine.requests import make_request
+from tests.engine.scheduler_drive import Drive
+
+MOVES = ("submit", "step", "step", "copy", "end_copy", "attach", "abort", "release")
+
+
+def submit_any(drive: Drive, data: st.DataObject) -> None:
+    leg = data.draw(st.sampled_from(Leg))
+    max_tokens = data.draw(st.integers(1, 20))
+    outputs = data.draw(st.integers(0, min(3, max_tokens - 1)))
+    request = make_request(
+        name=str(len(drive.seqs)),
+        prompt_len=data.draw(st.integers(1, 30)),
+        max_tokens=max_tokens,
+        leg=leg,
+        outputs=tuple(range(outputs)),
+    )
+    try:
+        drive.submit(request)
+    except RequestTooLong:
+        assert request.request_id not in drive.seqs
+
+
+def move(drive: Drive, data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(MOVES))
+    if kind == "submit":
+        submit_any(drive, data)
+    elif kind == "step":
+        drive.step()
+    elif kind == "end_copy":
+        if drive.copies:
+            drive.end_copy(data.draw(st.sampled_from(drive.copies)))
+    elif drive.seqs:
+        seq = data.draw(st.sampled_from(list(drive.seqs.values())))
+        if kind == "copy" and seq.request.leg is not Leg.LOCAL:
+            drive.start_copy(seq)
+        elif kind == "attach" and seq.request.leg is Leg.DECODE:
+            drive.attach(seq)
+        elif kind == "abort" or (kind == "release" and seq.status is Status.HELD):
+            drive.abort(seq)
+
+
+def drain(drive: Drive) -> None:
+    """The world behaves: copies end, KV comes, prefill legs are released."""
+    for copy in drive.copies.copy():
+        drive.end_copy(copy)
+    total = sum(seq.max_num_tokens for seq in drive.seqs.values())
+    for _ in range(4 * total + 10 * len(drive.seqs) + 1):
+        live = [seq for seq in drive.seqs.values() if seq.status is not Status.ENDED]
+        if not live:
+            return
+        before = progress(live[0])
+        drive.step()
+        after = progress(live[0])
+        assert after > before or live[0].status is not Status.RUNNING, "the oldest is stuck"
+        for seq in live:
+            if seq.status is Status.AWAITING_KV:
+                drive.scheduler.claim(seq.request_id)
+                drive.attach(seq)
+            elif seq.status is Status.HELD:
+                drive.abort(seq)
+    raise AssertionError("the load does not drain")
+
+
+def progress(seq: Sequence) -> tuple[int, int]:
+    return seq.num_tokens, seq.num_computed_tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_random_loads(data: st.DataObject) -> None:
+    drive = Drive.build(
+        num_blocks=data.draw(st.integers(1, 14)),
+        block_size=data.draw(st.sampled_from((1, 3, 4))),
+        token_budget=data.draw(st.integers(1, 20)),
+        max_num_seqs=data.draw(st.integers(1, 6)),
+        max_model_len=data.draw(st.integers(8, 60)),
+    )
+    for _ in range(data.draw(st.integers(0, 80))):
+        move(drive, data)
+    drain(drive)
+    assert drive.ended.keys() == drive.seqs.keys()
+    drive.check_empty()
