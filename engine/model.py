@@ -1,0 +1,103 @@
+"""The decoder: one transformer, driven by its configuration, top to bottom.
+
+Token ids, positions and paged KV in, logits out. Covers what `ModelConfig` can say: grouped-query
+attention, rotary embeddings (plain, linear, llama3), biases, q/k norms, sliding windows, tied
+embeddings. Norms are computed in float32; everything else in the weights' dtype.
+
+T tokens of B sequences are one ragged batch; no tensor here is padded.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.attention import Attention, AttentionFactory, GatherAttention
+from engine.batch import BatchInput
+from engine.config import ModelConfig, RopeConfig
+from engine.kv_cache import KVCache
+from engine.weights import LayerWeights, ModelWeights
+
+
+class Model:
+    """Stateless but for its weights. Not thread-safe with respect to the KV cache it writes."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        attention: AttentionFactory = GatherAttention,
+    ) -> None:
+        self.config = config
+        self._weights = weights
+        self._attention = attention
+        inv_freq = rope_inv_freq(config.rope, config.head_dim)
+        self._inv_freq = inv_freq.to(weights.embedding.device)  # [head_dim / 2] float32
+
+    def forward(self, batch: BatchInput, kv: KVCache) -> Tensor:
+        """Writes K and V of the batch's tokens into `kv`; returns the logits of the rows in
+        `batch.logits_indices`, [L, vocab] float32."""
+        hidden = F.embedding(batch.input_ids, self._weights.embedding)  # [T, hidden]
+        cos, sin = self._rotation(batch.positions, hidden.dtype)
+        attention = self._attention(batch, kv)
+        for index, layer in enumerate(self._weights.layers):
+            normed = self._norm(hidden, layer.input_norm)
+            q, k, v = self._project(layer, normed, cos, sin)
+            kv.write(index, k, v, batch.slot_mapping)
+            hidden = hidden + self._attend(attention, index, layer, q)
+            normed = self._norm(hidden, layer.post_attention_norm)
+            hidden = hidden + _mlp(layer, normed)
+        wanted = self._norm(hidden[batch.logits_indices], self._weights.norm)
+        return self._weights.lm_head(wanted).float()
+
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos, sin, each [T, 1, head_dim / 2]; angles in float32."""
+        angles = positions.unsqueeze(1).float() * self._inv_freq
+        return angles.cos().to(dtype).unsqueeze(1), angles.sin().to(dtype).unsqueeze(1)
+
+    def _project(
+        self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x [T, hidden] → q [T, heads, head_dim]; k, v [T, kv_heads, head_dim]"""
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        qkv = layer.qkv(x).view(len(x), heads + 2 * kv_heads, self.config.head_dim)
+        qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = qk.split_with_sizes((heads, kv_heads), dim=1)
+            qk = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), dim=1)
+        q, k = _rotate(qk, cos, sin).split_with_sizes((heads, kv_heads), dim=1)
+        return q, k, v
+
+    def _attend(self, attention: Attention, index: int, layer: LayerWeights, q: Tensor) -> Tensor:
+        attended = attention(index, q, self.config.windows[index])
+        return layer.o(attended.flatten(1))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        # rms_norm itself computes in float32 and rounds once.
+        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+
+def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:
+    gate, up = layer.gate_up(x).chunk(2, dim=-1)
+    return layer.down(F.silu(gate) * up)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs (i, i + head_dim / 2) of each head."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def rope_inv_freq(rope: RopeConfig, head_dim: int) -> Tensor:
+    """[head_dim / 2] float32: radians per position. llama3: wavelengths beyond the context it
+    was trained on are stretched by `factor`, short ones kept, those between interpolated."""
+    inv_freq = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    if rope.kind == "default":
+        return inv_freq
+    if rope.kind == "linear":
+        return inv_freq / rope.factor
+    turns = rope.original_max_position * inv_freq / (2 * math.pi)  # within the old context
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)  # share of the original frequency
+    return inv_freq * (kept + (1 - kept) / rope.factor)
