@@ -1,0 +1,40 @@
+"""`python -m router`: flags to objects, and run."""
+
+import sys
+from pathlib import Path
+
+from router.app import build_app
+from router.config import RouterConfig
+from router.server import RouterServer
+from router.tokenizer import TextTokenizer, UnusableModelFolder
+from runtime import log
+from runtime.flags import parse
+from runtime.metrics import new_registry
+
+DESCRIPTION = """\
+Baton's router: OpenAI's API in front of prefill and decode workers. It speaks HTTP to clients and
+gRPC to workers, turns text into tokens and back, and sends each prompt to the least loaded pair.
+Start the workers first or later, in any order: /readyz says when there is a pair.
+Example: python -m router --model-path FOLDER --served-model-name smollm2 --decode 127.0.0.1:7100
+--prefill 127.0.0.1:7000. Each flag can also be set as BATON_<FLAG> in the environment.
+"""
+
+
+def main() -> None:
+    config = parse(RouterConfig, prog="python -m router", description=DESCRIPTION)
+    log.configure("router", format=config.log_format, level=config.log_level)
+    if not config.decode:
+        sys.exit("python -m router: no workers: give at least one with --decode host:port")
+    try:
+        tokenizer = TextTokenizer.from_folder(Path(config.model_path))
+    except UnusableModelFolder as error:
+        sys.exit(f"python -m router: {error}")
+    app = build_app(config, tokenizer, new_registry())
+    server = RouterServer(app, host=config.host, port=config.port, grace_s=config.shutdown_grace_s)
+    server.run()
+    if not server.started:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The router's HTTP face: OpenAI's endpoints, health and metrics.
+
+`build_app` wires everything; the app's lifespan owns the channels to the workers. A request takes
+this way: exchange → schemas → validation → generation → dispatch, and back through answer.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
+
+from router.answer import answer
+from router.config import RouterConfig
+from router.dispatch import Dispatcher
+from router.errors import ApiError, ModelNotFound
+from router.exchange import Answer, Exchange, Reply
+from router.generation import generate
+from router.metrics import RouterMetrics
+from router.request import RequestId, ValidRequest
+from router.request_id import RequestIds, request_id_of
+from router.responses import ChatFormat, Format, TextFormat
+from router.schemas import ChatBody, CompletionBody
+from router.tokenizer import JSONObject, TextTokenizer
+from router.validation import Validator
+from router.workers import WorkerSet
+
+
+class Router:
+    """What the endpoints share. Made inside the running loop, as channels belong to it."""
+
+    def __init__(
+        self, config: RouterConfig, tokenizer: TextTokenizer, registry: CollectorRegistry
+    ) -> None:
+        self.config = config
+        self.workers = WorkerSet(
+            config.decode,
+            config.prefill if config.mode == "disaggregated" else (),
+            interval_s=config.status_interval_s,
+            timeout_s=config.status_timeout_s,
+        )
+        self._tokenizer = tokenizer
+        self._metrics = RouterMetrics(registry, self.workers)
+        self.dispatcher = Dispatcher(self.workers, config, self._metrics)
+        self._validator = Validator(
+            tokenizer,
+            config.served_model_name,
+            max_prompts=config.max_prompts,
+            max_model_len=self.dispatcher.max_model_len,
+        )
+
+    async def chat(self, request_id: RequestId, body: JSONObject, reply: Reply) -> None:
+        request = await self._validator.chat(request_id, ChatBody.parse(body))
+        await self._answer(request, ChatFormat(request_id, self.config.served_model_name), reply)
+
+    async def completion(self, request_id: RequestId, body: JSONObject, reply: Reply) -> None:
+        request = await self._validator.completion(request_id, CompletionBody.parse(body))
+        await self._answer(request, TextFormat(request_id, self.config.served_model_name), reply)
+
+    def exchange(self, work: Answer) -> Exchange:
+        return Exchange(
+            work,
+            self._metrics,
+            max_body_nbytes=self.config.max_body_nbytes,
+            body_timeout_s=self.config.body_timeout_s,
+            send_timeout_s=self.config.send_timeout_s,
+        )
+
+    async def _answer(self, request: ValidRequest, form: Format, reply: Reply) -> None:
+        pieces = generate(request, self.dispatcher, self._tokenizer, self._metrics)
+        await answer(request, pieces, form, reply)
+
+
+def build_app(
+    config: RouterConfig, tokenizer: TextTokenizer, registry: CollectorRegistry
+) -> FastAPI:
+    """`app.state.router` is the `Router`, while the app runs."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        router = app.state.router = Router(config, tokenizer, registry)
+        router.workers.start()
+        try:
+            yield
+        finally:
+            router.dispatcher.stop()
+            await router.workers.close()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, title="Baton")
+    app.add_middleware(RequestIds)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_bug)
+    _add_completions(app)
+    _add_models(app, config.served_model_name)
+    _add_operations(app, registry)
+    return app
+
+
+def _add_completions(app: FastAPI) -> None:
+    def router_of(request: Request) -> Router:
+        router = request.app.state.router
+        assert isinstance(router, Router)
+        return router
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        router = router_of(request)
+        return router.exchange(partial(router.chat, request_id_of(request.scope)))
+
+    @app.post("/v1/completions")
+    async def completion(request: Request) -> Response:
+        router = router_of(request)
+        return router.exchange(partial(router.completion, request_id_of(request.scope)))
+
+
+def _add_models(app: FastAPI, name: str) -> None:
+    model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "baton"}
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [model]})
+
+    @app.get("/v1/models/{model_id:path}")
+    async def retrieve_model(model_id: str) -> Response:
+        if model_id != name:
+            raise ModelNotFound(model_id, name)
+        return JSONResponse(model)
+
+
+def _add_operations(app: FastAPI, registry: CollectorRegistry) -> None:
+    @app.get("/healthz")
+    async def alive() -> Response:
+        return JSONResponse({"status": "alive"})
+
+    @app.get("/readyz")
+    async def ready(request: Request) -> Response:
+        is_ready = request.app.state.router.dispatcher.is_ready
+        status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return JSONResponse({"status": "ready" if is_ready else "waiting for workers"}, status)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return Response(error.body(), error.status, error.headers, "application/json")
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path}: {error.detail}"
+    headers = dict(error.headers or {})
+    return await _on_api_error(request, ApiError(error.status_code, text, headers=headers))
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    return await _on_api_error(
+        request, ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error.")
+    )

@@ -1,0 +1,51 @@
+"""What the router is told at its start; parsed once, in `__main__`, and never written again."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.flags import flag, nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    model_path: str = flag(
+        help="folder with tokenizer.json, tokenizer_config.json and config.json; the same model "
+        "as the workers serve (the folder that `python -m engine.prepare` prints)"
+    )
+    served_model_name: str = flag(help='the name clients put into "model"')
+    decode: tuple[str, ...] = flag(
+        (), help="decode workers: host:port,host:port", metavar="ADDRESSES"
+    )
+    prefill: tuple[str, ...] = flag(
+        (), help="prefill workers: host:port,host:port", metavar="ADDRESSES"
+    )
+    mode: Literal["disaggregated", "colocated"] = flag(
+        "disaggregated",
+        help="disaggregated: prompts are computed on prefill workers and their KV handed over; "
+        "colocated: decode workers compute prompts too",
+    )
+    host: str = flag("127.0.0.1", help="address to listen on")
+    port: int = flag(8000, help="port to listen on")
+
+    max_attempts: int = flag(6, help="how often a prompt may be started again after a worker fails")
+    request_timeout_s: float = flag(600.0, help="time for a whole request")
+    inactivity_s: float = flag(
+        10.0, help="a worker's stream that is silent for this long is given up"
+    )
+    ready_wait_s: float = flag(
+        10.0, help="how long a request waits for a worker when none is ready"
+    )
+    status_interval_s: float = flag(0.5, help="pause between two looks at a worker")
+    status_timeout_s: float = flag(3.0, help="a worker must tell its status within this time")
+    renew_timeout_s: float = flag(3.0, help="time for asking a decode worker for another ticket")
+    body_timeout_s: float = flag(30.0, help="time for a client to send its request")
+    send_timeout_s: float = flag(30.0, help="a client that takes nothing for this long is left")
+    shutdown_grace_s: float = flag(
+        3.0, help="time open requests have to end after SIGTERM; then they get an error"
+    )
+
+    max_body_nbytes: int = flag(4 << 20, help="largest request body", parse=nbytes, metavar="SIZE")
+    max_prompts: int = flag(64, help="prompts in one completion request")
+
+    log_format: Literal["text", "json"] = flag("text", help="how log lines look")
+    log_level: Literal["debug", "info", "warning", "error"] = flag("info", help="what is logged")

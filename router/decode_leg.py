@@ -1,0 +1,62 @@
+"""One attempt at a prompt: a `Generate` stream and the prefill legs that its tickets ask for.
+
+1. The stream opens with the tokens delivered so far; it is the lease on the decode worker.
+2. `Reserved` starts a prefill leg (not in a local prefill), whose token 0 goes out at once.
+3. Tokens are delivered until `Finished`, or until nothing more is wanted.
+
+Whatever ends the attempt, both sides are cancelled and awaited before `run_attempt` returns.
+"""
+
+import asyncio
+
+from protos import serving_pb2 as pb
+from router.errors import LegFailed
+from router.event_stream import read_events
+from router.messages import FINISH_REASONS, generate_request
+from router.prefill_leg import PrefillLegs
+from router.progress import Progress
+from router.tasks import cancel_and_wait
+from router.workers import DecodeWorker
+
+
+async def run_attempt(
+    decode: DecodeWorker,
+    progress: Progress,
+    legs: PrefillLegs,
+    *,
+    local_prefill_reason: str | None,
+    inactivity_s: float,
+) -> None:
+    """Returns when the prompt is finished. Raises LegFailed (of the decode leg), Reopen,
+    BadRequest."""
+    request = generate_request(progress, local_prefill_reason)
+    stream = asyncio.create_task(_run_stream(decode, request, progress, legs, inactivity_s))
+    try:
+        await asyncio.wait({stream, legs.outcome}, return_when=asyncio.FIRST_COMPLETED)
+        (stream if stream.done() else legs.outcome).result()
+    finally:
+        await cancel_and_wait(stream)
+        await legs.close()
+
+
+async def _run_stream(
+    decode: DecodeWorker,
+    request: pb.GenerateRequest,
+    progress: Progress,
+    legs: PrefillLegs,
+    inactivity_s: float,
+) -> None:
+    with decode.in_flight():
+        call = decode.stub.Generate(request, timeout=progress.remaining_s + 1)
+        async with read_events(decode.name, call, inactivity_s) as events:
+            while not progress.is_finished:
+                event = await events.next()
+                if event.HasField("reserved"):
+                    await legs.start(event.reserved)
+                elif event.HasField("tokens"):
+                    progress.accept(event.tokens.first_index, event.tokens.token_ids)
+                elif event.HasField("finished"):
+                    reason = FINISH_REASONS[event.finished.reason]
+                    if reason is None:
+                        raise LegFailed(decode.name, "finished_without_reason")
+                    progress.finish(reason)

@@ -1,0 +1,187 @@
+"""Serves one prompt: picks workers, runs attempts, and makes a fault cost time, not the answer.
+
+1. Pick the least loaded pair; wait a bounded time for one if no worker is ready.
+2. Run an attempt (router/decode_leg.py). One token needs no handoff: a prefill leg alone.
+3. A failed worker is not asked again while another is left; the next attempt carries the tokens
+   delivered so far. A refused request is the client's error at once.
+
+The deadline of the request stands over all of it. `stop` ends every prompt with an error.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal
+
+from router.config import RouterConfig
+from router.decode_leg import run_attempt
+from router.errors import (
+    LegFailed,
+    NoWorkerReady,
+    Reopen,
+    RequestTimedOut,
+    RouterError,
+    ShuttingDown,
+    WorkersFailed,
+)
+from router.messages import prefill_request
+from router.metrics import RouterMetrics
+from router.policy import Pair, pick_pair, pick_prefill
+from router.prefill_leg import PrefillLegs, run_prefill
+from router.progress import Deliver, Progress
+from router.request import FinishReason, ValidPrompt
+from router.workers import DecodeWorker, PrefillWorker, Worker, WorkerSet
+from runtime.log import get_logger
+
+log = get_logger()
+
+Leg = Literal["prefill", "decode"]
+
+
+class Dispatcher:
+    def __init__(self, workers: WorkerSet, config: RouterConfig, metrics: RouterMetrics) -> None:
+        self._workers = workers
+        self._config = config
+        self._metrics = metrics
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._is_stopping = False
+
+    @property
+    def is_ready(self) -> bool:
+        """A prompt could be served as the mode promises."""
+        pair = pick_pair(self._workers.decodes, self._workers.prefills)
+        return pair is not None and (self._is_colocated or pair.prefill is not None)
+
+    async def max_model_len(self) -> int:
+        """Prompt and output tokens that any worker can hold. Raises NoWorkerReady."""
+        wait_s = self._config.ready_wait_s
+        length = await self._workers.wait_for(lambda: self._workers.max_model_len, wait_s)
+        if length is None:
+            raise NoWorkerReady(wait_s)
+        return length
+
+    async def run(self, prompt: ValidPrompt, deliver: Deliver) -> None:
+        """Delivers the answer's tokens, the last with its finish reason. Raises ApiError."""
+        timeout_s = self._config.request_timeout_s
+        progress = Progress(prompt, deliver, asyncio.get_running_loop().time() + timeout_s)
+        try:
+            async with asyncio.timeout(0 if self._is_stopping else timeout_s) as deadline:
+                self._deadlines.add(deadline)
+                try:
+                    await self._run(progress)
+                finally:
+                    self._deadlines.discard(deadline)
+        except TimeoutError as error:
+            raise (ShuttingDown() if self._is_stopping else RequestTimedOut(timeout_s)) from error
+
+    def stop(self) -> None:
+        """From now on every prompt, old or new, ends with ShuttingDown."""
+        self._is_stopping = True
+        for deadline in self._deadlines:
+            if not deadline.expired():
+                deadline.reschedule(asyncio.get_running_loop().time())
+
+    async def _run(self, progress: Progress) -> None:
+        attempts = self._config.max_attempts
+        last: RouterError = Reopen("no attempt was made")
+        for _ in range(attempts):
+            try:
+                await self._attempt(progress)
+            except (LegFailed, Reopen) as failure:
+                last = failure
+            if not progress.is_finished and progress.is_full:  # only `Finished` was lost
+                progress.finish(FinishReason.LENGTH)
+            if progress.is_finished:
+                return
+        raise WorkersFailed(attempts, last)
+
+    async def _attempt(self, progress: Progress) -> None:
+        if (prefill := self._pick_for_one_token(progress)) is not None:
+            await self._run_one_token(prefill, progress)
+            return
+        pair = await self._pick_pair(progress)
+        try:
+            await run_attempt(
+                pair.decode,
+                progress,
+                self._prefill_legs(pair.decode, progress),
+                local_prefill_reason=self._local_prefill_reason(pair),
+                inactivity_s=self._config.inactivity_s,
+            )
+        except LegFailed as failure:
+            progress.failed_decodes[pair.decode.address] = pair.decode.num_refreshes
+            self._note(pair.decode, "decode", failure)
+            raise
+        except Reopen as reopen:
+            self._metrics.count_retry("decode", reopen.reason)
+            raise
+
+    def _pick_for_one_token(self, progress: Progress) -> PrefillWorker | None:
+        """Prefill samples token 0 itself: if it is the only one, nothing is handed over."""
+        if self._is_colocated or progress.prompt.sampling.max_tokens > 1:
+            return None
+        return pick_prefill(self._prefills_left(progress))
+
+    async def _run_one_token(self, worker: PrefillWorker, progress: Progress) -> None:
+        request = prefill_request(progress, (), ticket=None)
+        try:
+            await run_prefill(worker, request, progress, self._config.inactivity_s)
+        except LegFailed as failure:
+            self._note_prefill(progress, worker, failure)
+            raise
+
+    async def _pick_pair(self, progress: Progress) -> Pair[DecodeWorker, PrefillWorker]:
+        """The best pair that has not failed this prompt; else a decode worker that is back."""
+
+        def pick() -> Pair[DecodeWorker, PrefillWorker] | None:
+            failed = progress.failed_decodes
+            decodes = self._workers.decodes
+            fresh = [worker for worker in decodes if worker.address not in failed]
+            back = [w for w in decodes if w.num_refreshes > failed.get(w.address, w.num_refreshes)]
+            prefills = self._prefills_left(progress)
+            return pick_pair(fresh, prefills) or pick_pair(back, prefills)
+
+        wait_s = self._config.ready_wait_s
+        pair = await self._workers.wait_for(pick, wait_s)
+        if pair is None:
+            raise NoWorkerReady(wait_s)
+        return pair
+
+    def _prefills_left(self, progress: Progress) -> Sequence[PrefillWorker]:
+        if self._is_colocated:
+            return ()
+        failed = progress.failed_prefills
+        return [worker for worker in self._workers.prefills if worker.address not in failed]
+
+    def _local_prefill_reason(self, pair: Pair[DecodeWorker, PrefillWorker]) -> str | None:
+        if pair.prefill is not None:
+            return None
+        reason = "colocated" if self._is_colocated else "no_prefill_worker"
+        self._metrics.local_prefills.labels(reason).inc()
+        return reason
+
+    def _prefill_legs(self, decode: DecodeWorker, progress: Progress) -> PrefillLegs:
+        return PrefillLegs(
+            self._workers,
+            decode,
+            progress,
+            inactivity_s=self._config.inactivity_s,
+            renew_timeout_s=self._config.renew_timeout_s,
+            on_failure=lambda worker, failure: self._note_prefill(progress, worker, failure),
+        )
+
+    def _note_prefill(self, progress: Progress, worker: PrefillWorker, failure: LegFailed) -> None:
+        progress.failed_prefills.add(worker.address)
+        self._note(worker, "prefill", failure)
+
+    def _note(self, worker: Worker, leg: Leg, failure: LegFailed) -> None:
+        self._workers.report(worker, failure)
+        self._metrics.count_retry(leg, failure.reason)
+        log.warning("leg failed", leg=leg, worker=worker.name, **_words(failure))
+
+    @property
+    def _is_colocated(self) -> bool:
+        return self._config.mode == "colocated"
+
+
+def _words(failure: LegFailed) -> dict[str, str]:
+    return {"reason": failure.reason, "detail": failure.detail}

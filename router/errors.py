@@ -1,0 +1,130 @@
+"""What can go wrong, as a tree; `ApiError` is the only part of it a client ever sees.
+
+RouterError
+├── ApiError              ends the request with a status and a body in OpenAI's format
+│   ├── BadRequest        400  the request asks for what cannot be done
+│   ├── ModelNotFound     404
+│   ├── NoWorkerReady     503  nobody there within the bounded wait
+│   ├── WorkersFailed     503  every attempt failed
+│   ├── ShuttingDown      503
+│   └── RequestTimedOut   504
+├── LegFailed             one call to a worker failed: dispatch tries another
+├── Reopen                the decode leg is sound, but its stream cannot go on
+└── Disconnected          the client is gone: there is nobody to tell
+"""
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import grpc
+
+
+class RouterError(Exception):
+    """Root of what the router raises for clients and workers."""
+
+
+class ApiError(RouterError):
+    """An answer that is an error. Other statuses than the subclasses' come with it directly."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> str:
+        """JSON, as OpenAI's `ErrorResponse`."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}, ensure_ascii=False)
+
+
+class BadRequest(ApiError):
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
+
+
+class ModelNotFound(ApiError):
+    def __init__(self, name: str, served: str) -> None:
+        super().__init__(
+            HTTPStatus.NOT_FOUND,
+            f"The model {name!r} does not exist; this server has {served!r}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+class _Unavailable(ApiError):
+    def __init__(self, message: str, code: str) -> None:
+        headers = {"Retry-After": "1"}
+        super().__init__(HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, headers=headers)
+
+
+class NoWorkerReady(_Unavailable):
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(f"No worker became ready within {waited_s:g} s.", "no_worker_ready")
+
+
+class WorkersFailed(_Unavailable):
+    def __init__(self, attempts: int, last: RouterError) -> None:
+        super().__init__(f"All {attempts} attempts failed; the last one: {last}.", "workers_failed")
+
+
+class ShuttingDown(_Unavailable):
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down.", "shutting_down")
+
+
+class RequestTimedOut(ApiError):
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            HTTPStatus.GATEWAY_TIMEOUT,
+            f"The request was not finished within {timeout_s:g} s.",
+            code="timeout",
+        )
+
+
+class LegFailed(RouterError):
+    """A call to `worker` failed. `reason` is a word for metrics and logs."""
+
+    def __init__(self, worker: str, reason: str, detail: str = "") -> None:
+        super().__init__(f"{worker}: {reason}")
+        self.worker = worker
+        self.reason = reason
+        self.detail = detail
+
+    @property
+    def is_worker_suspect(self) -> bool:
+        """The worker itself may be gone, not only this call."""
+        return self.reason in ("unavailable", "silent", "deadline_exceeded")
+
+
+class Reopen(RouterError):
+    """Close this Generate stream and open another, with the tokens delivered so far."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Disconnected(RouterError):
+    pass
+
+
+def from_status(worker: str, error: grpc.aio.AioRpcError) -> RouterError:
+    """What a status of a worker's call means to a request."""
+    detail = error.details() or ""
+    if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+        return BadRequest(detail or "The request cannot be served.")
+    return LegFailed(worker, error.code().name.lower(), detail)

@@ -1,0 +1,176 @@
+"""One POST from its body to the last byte, whatever happens to the client meanwhile.
+
+1. The body is read: JSON, bounded in size and time.
+2. The answer is worked out and sent while the connection is watched: a client that leaves is
+   noticed at once, not at the next send, and all its work is cancelled and awaited.
+3. An error before the first byte is answered with its status; after it, it is the last event of
+   the stream. A client that takes nothing any more is left.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from router.errors import ApiError, BadRequest, Disconnected
+from router.metrics import RouterMetrics
+from router.tasks import cancel_and_wait
+from router.tokenizer import JSONObject
+from runtime.log import get_logger
+
+log = get_logger()
+
+
+class Reply:
+    """What goes back to the client: one JSON document, or a stream of server-sent events."""
+
+    def __init__(self, send: Send, timeout_s: float) -> None:
+        self.is_streaming = False
+        self._send = send
+        self._timeout_s = timeout_s
+
+    async def json(self, document: str) -> None:
+        await self._start(HTTPStatus.OK, "application/json")
+        await self._write(document, is_last=True)
+
+    async def event(self, data: str) -> None:
+        """`data` holds no line break."""
+        if not self.is_streaming:
+            await self._start(HTTPStatus.OK, "text/event-stream; charset=utf-8")
+            self.is_streaming = True
+        await self._write(f"data: {data}\n\n")
+
+    async def end(self) -> None:
+        """After the last event."""
+        await self._write("", is_last=True)
+
+    async def _start(self, status: int, content_type: str) -> None:
+        headers = [
+            (b"content-type", content_type.encode()),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # nginx would collect events
+        ]
+        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, text: str, is_last: bool = False) -> None:
+        body = text.encode()
+        await self._put({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    async def _put(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._send(message)
+        except (TimeoutError, OSError) as error:
+            raise Disconnected("the client takes nothing any more") from error
+
+
+Answer = Callable[[JSONObject, Reply], Coroutine[Any, Any, None]]
+
+
+class Exchange(Response):
+    """Answers a POST with `answer(body, reply)`."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        metrics: RouterMetrics,
+        *,
+        max_body_nbytes: int,
+        body_timeout_s: float,
+        send_timeout_s: float,
+    ) -> None:
+        super().__init__()
+        self._answer = answer
+        self._metrics = metrics
+        self._max_body_nbytes = max_body_nbytes
+        self._body_timeout_s = body_timeout_s
+        self._send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = Reply(send, self._send_timeout_s)
+        try:
+            async with _errors_told(reply):
+                with self._metrics.track_request():
+                    body = await self._read_json(scope, receive)
+                    await _while_connected(receive, self._answer(body, reply))
+        except Disconnected:
+            log.info("client left")
+
+    async def _read_json(self, scope: Scope, receive: Receive) -> JSONObject:
+        _check_content_type(dict(scope["headers"]).get(b"content-type", b"").decode("latin-1"))
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                raw = await self._read_body(receive)
+        except TimeoutError as error:
+            text = f"The body did not come within {self._body_timeout_s:g} s."
+            raise ApiError(HTTPStatus.REQUEST_TIMEOUT, text) from error
+        try:
+            body = from_json(raw, allow_inf_nan=False)
+        except ValueError as error:
+            raise BadRequest(f"The body is not valid JSON: {error}.") from error
+        if not isinstance(body, dict):
+            raise BadRequest("The body must be a JSON object.")
+        return body
+
+    async def _read_body(self, receive: Receive) -> bytes:
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected("the client left while sending")
+            body += message.get("body", b"")
+            if len(body) > self._max_body_nbytes:
+                text = f"The body is larger than {self._max_body_nbytes} bytes."
+                # The rest of it is not read: the connection cannot be used again.
+                headers = {"Connection": "close"}
+                raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, headers=headers)
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+@asynccontextmanager
+async def _errors_told(reply: Reply) -> AsyncIterator[None]:
+    """Errors after the first byte become the last event; others are for the app's handlers."""
+    try:
+        yield
+    except Disconnected:
+        raise
+    except Exception as error:
+        if not isinstance(error, ApiError):
+            log.error("request failed", exc_info=error)
+            error = ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error.")
+        if not reply.is_streaming:
+            raise error from None
+        await reply.event(error.body())
+        await reply.end()
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work` to its end, or to the client's. Raises what it raises, or Disconnected."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Disconnected("the client left")
+        working.result()
+    finally:
+        await cancel_and_wait(working, watching)
+
+
+async def _disconnect(receive: Callable[[], Awaitable[Message]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+def _check_content_type(content_type: str) -> None:
+    """JSON must say so, if anything is said at all: a form is a mistake worth telling."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in ("", "application/json"):
+        text = f"Content-Type is {kind!r}; send application/json."
+        raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)

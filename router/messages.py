@@ -1,0 +1,63 @@
+"""Requests and finish reasons as the control plane says them (protos/serving.proto)."""
+
+from collections.abc import Sequence
+
+from protos import serving_pb2 as pb
+from router.progress import Progress
+from router.request import FinishReason, SamplingParams, ValidPrompt
+
+FINISH_REASONS = {
+    pb.FINISH_REASON_UNSPECIFIED: None,
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+def generate_request(progress: Progress, local_prefill_reason: str | None) -> pb.GenerateRequest:
+    """`local_prefill_reason` says why no prefill worker takes part; None: one does."""
+    prompt = progress.prompt
+    return pb.GenerateRequest(
+        request_id=prompt.request_id,
+        prompt_token_ids=prompt.token_ids,
+        sampling=_sampling(prompt.sampling),
+        samples=[pb.Sample(output_token_ids=progress.token_ids)],
+        local_prefill=local_prefill_reason is not None,
+        local_prefill_reason=local_prefill_reason or "",
+        remaining_ms=_remaining_ms(progress),
+    )
+
+
+def prefill_request(
+    progress: Progress, output_token_ids: Sequence[int], ticket: pb.KVTicket | None
+) -> pb.PrefillRequest:
+    """`output_token_ids` are those the Generate stream was opened with: both legs of a request
+    must agree on who samples token 0."""
+    prompt = progress.prompt
+    return pb.PrefillRequest(
+        request_id=prompt.request_id,
+        prompt_token_ids=prompt.token_ids,
+        sampling=_sampling(prompt.sampling),
+        samples=[pb.Sample(output_token_ids=output_token_ids)],
+        ticket=ticket,
+        remaining_ms=_remaining_ms(progress),
+    )
+
+
+def renew_request(prompt: ValidPrompt, ticket: pb.KVTicket) -> pb.RenewRequest:
+    return pb.RenewRequest(request_id=prompt.request_id, transfer_id=ticket.transfer_id)
+
+
+def _sampling(params: SamplingParams) -> pb.Sampling:
+    return pb.Sampling(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=params.seed,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+    )
+
+
+def _remaining_ms(progress: Progress) -> int:
+    return max(1, int(progress.remaining_s * 1000))

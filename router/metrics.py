@@ -1,0 +1,136 @@
+"""What the router measures, as a client would: times per prompt, outcomes per request.
+
+Base units; one registry per app. `track_request` counts a whole POST, a `TokenTimer` one prompt.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from router.errors import ApiError, Disconnected
+from router.workers import Worker, WorkerSet
+from runtime.metrics import ITL_SECONDS, REQUEST_SECONDS, TTFT_SECONDS
+
+
+class RouterMetrics:
+    def __init__(self, registry: CollectorRegistry, workers: WorkerSet) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, registry=registry, buckets=buckets)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        self.time_to_first_token = histogram(
+            "baton_time_to_first_token_seconds",
+            "From the arrival of a request to the first output token of a prompt.",
+            TTFT_SECONDS,
+        )
+        self.time_per_output_token = histogram(
+            "baton_time_per_output_token_seconds",
+            "Per prompt: time from its first to its last output token, by the tokens after the "
+            "first.",
+            ITL_SECONDS,
+        )
+        self.inter_token_latency = histogram(
+            "baton_inter_token_latency_seconds",
+            "Between two deliveries of output tokens of a prompt.",
+            ITL_SECONDS,
+        )
+        self.request_duration = histogram(
+            "baton_request_duration_seconds",
+            "Whole requests, whatever their outcome.",
+            REQUEST_SECONDS,
+        )
+        self.requests = counter(
+            "baton_requests_total",
+            "Requests by outcome: completed, rejected (the client's error), cancelled (the client "
+            "left), unavailable, timeout, failed.",
+            ("outcome",),
+        )
+        self.in_flight = Gauge(
+            "baton_requests_in_flight", "Requests being served.", registry=registry
+        )
+        self.retries = counter(
+            "baton_retries_total",
+            "Legs that failed or had to be opened again, by reason.",
+            ("leg", "reason"),
+        )
+        self.local_prefills = counter(
+            "baton_local_prefills_total",
+            "Prompts sent to a decode worker alone, by reason.",
+            ("reason",),
+        )
+        self.prompt_tokens = counter("baton_prompt_tokens_total", "Prompt tokens of requests.")
+        self.output_tokens = counter("baton_output_tokens_total", "Output tokens delivered.")
+        ready = Gauge(
+            "baton_workers_ready", "Workers that take requests.", ["role"], registry=registry
+        )
+        ready.labels("decode").set_function(partial(_num_ready, workers.decodes))
+        ready.labels("prefill").set_function(partial(_num_ready, workers.prefills))
+
+    def count_retry(self, leg: str, reason: str) -> None:
+        self.retries.labels(leg, reason).inc()
+
+    @contextmanager
+    def track_request(self) -> Iterator[None]:
+        """Counts one request, whose outcome is told by the exception that ends it."""
+        started = time.monotonic()
+        outcome = "completed"
+        self.in_flight.inc()
+        try:
+            yield
+        except BaseException as error:
+            outcome = _outcome(error)
+            raise
+        finally:
+            self.in_flight.dec()
+            self.requests.labels(outcome).inc()
+            self.request_duration.observe(time.monotonic() - started)
+
+
+class TokenTimer:
+    """Times of one prompt's output tokens, as they reach the router."""
+
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self._metrics = metrics
+        self._started = self._first = self._last = time.monotonic()
+        self._num_tokens = 0
+
+    def tokens(self, count: int) -> None:
+        now = time.monotonic()
+        if self._num_tokens == 0:
+            self._first = now
+            self._metrics.time_to_first_token.observe(now - self._started)
+        else:
+            self._metrics.inter_token_latency.observe(now - self._last)
+        self._last = now
+        self._num_tokens += count
+        self._metrics.output_tokens.inc(count)
+
+    def finished(self) -> None:
+        if self._num_tokens > 1:
+            per_token = (self._last - self._first) / (self._num_tokens - 1)
+            self._metrics.time_per_output_token.observe(per_token)
+
+
+def _num_ready(workers: Sequence[Worker]) -> int:
+    return sum(worker.is_ready for worker in workers)
+
+
+def _outcome(error: BaseException) -> str:
+    if isinstance(error, (Disconnected, asyncio.CancelledError)):
+        return "cancelled"
+    if not isinstance(error, ApiError):
+        return "failed"
+    if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "rejected"
+    words = {
+        HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
+        HTTPStatus.GATEWAY_TIMEOUT: "timeout",
+    }
+    return words.get(HTTPStatus(error.status), "failed")

@@ -1,0 +1,116 @@
+"""Prefill legs: one `Prefill` call, and all the calls that one Generate stream comes to need.
+
+1. Decode reserves room and the ticket goes to the least loaded prefill worker of its kind.
+2. A leg that fails excludes its worker; `Renew` asks decode for another ticket, which starts the
+   next leg. A ticket that comes by itself (a transfer was lost, room was taken back) voids the
+   leg under way.
+3. `outcome` is set when the stream cannot go on (no prefill worker is left, decode does not
+   answer) or need not (token 0 ended the request). Otherwise it stays open: decode has the rest.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+
+from protos import serving_pb2 as pb
+from router.errors import LegFailed, Reopen, RouterError, from_status
+from router.event_stream import read_events
+from router.messages import FINISH_REASONS, prefill_request, renew_request
+from router.policy import pick_prefill
+from router.progress import Progress
+from router.tasks import cancel_and_wait
+from router.workers import DecodeWorker, PrefillWorker, WorkerSet
+
+
+async def run_prefill(
+    worker: PrefillWorker, request: pb.PrefillRequest, progress: Progress, inactivity_s: float
+) -> None:
+    """One call, to `Shipped` or to a token 0 that ends the request. Raises LegFailed, BadRequest,
+    Reopen."""
+    with worker.in_flight():
+        call = worker.stub.Prefill(request, timeout=progress.remaining_s + 1)
+        async with read_events(worker.name, call, inactivity_s) as events:
+            while not progress.is_finished:
+                event = await events.next()
+                if event.HasField("first_token"):
+                    first = event.first_token
+                    reason = FINISH_REASONS[first.finish_reason]
+                    progress.accept(0, [first.token_id], reason)
+                elif event.HasField("shipped"):
+                    return
+
+
+class PrefillLegs:
+    """The prefill side of one Generate stream; at most one leg runs at a time."""
+
+    def __init__(
+        self,
+        workers: WorkerSet,
+        decode: DecodeWorker,
+        progress: Progress,
+        *,
+        inactivity_s: float,
+        renew_timeout_s: float,
+        on_failure: Callable[[PrefillWorker, LegFailed], None],
+    ) -> None:
+        self.outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._workers = workers
+        self._decode = decode
+        self._progress = progress
+        self._opened_with = tuple(progress.token_ids)
+        self._inactivity_s = inactivity_s
+        self._renew_timeout_s = renew_timeout_s
+        self._on_failure = on_failure
+        self._leg: asyncio.Task[None] | None = None
+
+    async def start(self, ticket: pb.KVTicket) -> None:
+        """Runs a leg for this ticket; an earlier one is void."""
+        await self._end_leg()
+        self._leg = asyncio.create_task(self._settle(ticket))
+
+    async def close(self) -> None:
+        await self._end_leg()
+        if not self.outcome.done():
+            self.outcome.cancel()
+        elif not self.outcome.cancelled():
+            self.outcome.exception()  # somebody else may have decided the attempt: not lost
+
+    async def _end_leg(self) -> None:
+        if self._leg is not None:
+            await cancel_and_wait(self._leg)
+
+    async def _settle(self, ticket: pb.KVTicket) -> None:
+        try:
+            await self._serve(ticket)
+        except RouterError as error:
+            if not self.outcome.done():
+                self.outcome.set_exception(error)
+        else:
+            if self._progress.is_finished and not self.outcome.done():
+                self.outcome.set_result(None)
+
+    async def _serve(self, ticket: pb.KVTicket) -> None:
+        worker = self._pick()
+        request = prefill_request(self._progress, self._opened_with, ticket)
+        try:
+            await run_prefill(worker, request, self._progress, self._inactivity_s)
+        except LegFailed as failure:
+            self._on_failure(worker, failure)
+            self._pick()  # nobody left: no use in another ticket
+            await self._renew(ticket)
+
+    def _pick(self) -> PrefillWorker:
+        failed = self._progress.failed_prefills
+        left = (worker for worker in self._workers.prefills if worker.address not in failed)
+        worker = pick_prefill(left, self._decode.fingerprint)
+        if worker is None:
+            raise Reopen("no_prefill_worker")
+        return worker
+
+    async def _renew(self, ticket: pb.KVTicket) -> None:
+        request = renew_request(self._progress.prompt, ticket)
+        try:
+            await self._decode.stub.Renew(request, timeout=self._renew_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise from_status(self._decode.name, error) from error

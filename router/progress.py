@@ -1,0 +1,59 @@
+"""What is known of one prompt while it is served: tokens delivered, workers that failed, time left.
+
+Tokens come from two streams, prefill's and decode's, and from later attempts; each index is
+delivered once, from whoever says it first. Everyone later must say the same: an answer never
+contradicts what the client has.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from router.errors import Reopen
+from router.request import FinishReason, ValidPrompt
+
+Deliver = Callable[[Sequence[int], FinishReason | None], bool]
+"""Takes the next tokens, and why the answer ends if it does; False: nothing more is wanted."""
+
+
+class Progress:
+    def __init__(self, prompt: ValidPrompt, deliver: Deliver, deadline: float) -> None:
+        self.prompt = prompt
+        self.token_ids: list[int] = []
+        """Delivered so far; index 0 is the first output token."""
+        self.is_finished = False
+        self.failed_prefills: set[str] = set()
+        """Addresses: not asked again for this prompt."""
+        self.failed_decodes: dict[str, int] = {}
+        """Address → statuses it had given when it failed: asked again only if nobody else is
+        left, and after it has told its status again."""
+        self._deliver = deliver
+        self._deadline = deadline
+
+    @property
+    def remaining_s(self) -> float:
+        """Until the deadline; at least a millisecond, because 0 is no limit on the wire."""
+        return max(0.001, self._deadline - asyncio.get_running_loop().time())
+
+    def accept(
+        self, first_index: int, token_ids: Sequence[int], finish_reason: FinishReason | None = None
+    ) -> None:
+        """Delivers what is new. Raises Reopen if a worker contradicts what was delivered, or
+        skips an index."""
+        if self.is_finished:
+            return
+        known = self.token_ids[first_index : first_index + len(token_ids)]
+        if first_index > len(self.token_ids) or known != list(token_ids[: len(known)]):
+            raise Reopen("contradiction")
+        new = token_ids[len(known) :]
+        self.token_ids += new
+        if new or finish_reason is not None:
+            wants_more = self._deliver(new, finish_reason)
+            self.is_finished = finish_reason is not None or not wants_more
+
+    def finish(self, reason: FinishReason) -> None:
+        self.accept(len(self.token_ids), (), reason)
+
+    @property
+    def is_full(self) -> bool:
+        """`max_tokens` are delivered."""
+        return len(self.token_ids) >= self.prompt.sampling.max_tokens

@@ -1,0 +1,61 @@
+"""A request once it is checked: the only form in which it reaches dispatch."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+
+
+class FinishReason(Enum):
+    """Why a sample ended, in OpenAI's words."""
+
+    STOP = "stop"
+    """An end id, a stop token id or a stop string."""
+
+    LENGTH = "length"
+    """`max_tokens`, or the model's context, is used up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen; every field is decided."""
+
+    max_tokens: int
+    """Output tokens in all."""
+    temperature: float
+    """0 is greedy."""
+    top_k: int
+    """0 is off."""
+    top_p: float
+    """1 is off."""
+    seed: int
+    """Unsigned, 64 bits."""
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ValidPrompt:
+    """One prompt and the one sample wanted of it."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ValidRequest:
+    """What a client asked for in one POST."""
+
+    request_id: RequestId
+    prompts: tuple[ValidPrompt, ...]
+    """Each gives the choice of its index."""
+    stop: tuple[str, ...]
+    """Texts that end an answer and are not part of it."""
+    is_streaming: bool
+    has_usage_chunk: bool
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)

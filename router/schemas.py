@@ -1,0 +1,164 @@
+"""Request bodies, as OpenAI names their fields; strict, and honest about what is not there.
+
+A parameter that Baton does not know is refused by name. One that OpenAI has and Baton does not
+support is refused too, unless its value asks for nothing (`n` of 1, an empty `tools`): many
+clients always send those.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from router.errors import BadRequest
+from router.tokenizer import JSONObject
+
+# Parameter → values that ask for nothing; null always does.
+_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "n": (1,),
+    "parallel_tool_calls": (True, False),  # says nothing as long as there are no tools
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
+StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+StopStrings = Annotated[list[StopString], Field(max_length=16)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class StreamOptions(_Strict):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = None  # for people; templates have no place for it
+    refusal: None = None  # clients send answers back as they got them
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class RequestBody(_Strict):
+    """What both kinds of completion have."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    stop: StopString | StopStrings | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    # For the operator's own use; Baton keeps nothing of them.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Beyond OpenAI's, as vLLM names them.
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 0
+    ignore_eos: bool = False
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
+
+    @classmethod
+    def parse(cls, body: JSONObject) -> Self:
+        """Raises BadRequest, naming the parameter."""
+        present = {
+            name: value for name, value in body.items() if not _asks_nothing(cls, name, value)
+        }
+        for name in present:
+            if name in _UNSUPPORTED and name not in cls.model_fields:
+                raise BadRequest(
+                    f"{name!r} is not supported with this value.",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+        try:
+            request = cls.model_validate(present)
+        except ValidationError as error:
+            raise _bad_request(error) from error
+        if request.stream_options is not None and not request.stream:
+            raise BadRequest(
+                "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+            )
+        return request
+
+
+class ChatBody(RequestBody):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class CompletionBody(RequestBody):
+    """POST /v1/completions"""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+
+
+def _asks_nothing(model: type[BaseModel], name: str, value: object) -> bool:
+    if name in model.model_fields:
+        return value is None
+    if name not in _UNSUPPORTED:
+        return False
+    # By type too: 1 == True, and `n: true` is no number.
+    return value is None or any(
+        value == nothing and isinstance(value, bool) == isinstance(nothing, bool)
+        for nothing in _UNSUPPORTED[name]
+    )
+
+
+def _bad_request(error: ValidationError) -> BadRequest:
+    """The first thing that is wrong, by name."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    # Members of unions are named in the location too, in words no client knows.
+    path = [str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    param = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        return BadRequest(
+            f"Unrecognized request argument supplied: {param}",
+            param=param,
+            code="unknown_parameter",
+        )
+    if first["type"] == "missing":
+        return BadRequest(
+            f"Missing required parameter: '{param}'.",
+            param=param,
+            code="missing_required_parameter",
+        )
+    return BadRequest(f"Invalid value for '{param}': {first['msg']}.", param=param)

@@ -1,0 +1,42 @@
+"""Runs the app under uvicorn, with an end that is kind to open requests.
+
+On SIGTERM or SIGINT no new connection is taken; open requests have the grace to finish, then each
+gets an error, and what has not ended a second later is cancelled.
+"""
+
+import asyncio
+import math
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, or they race with our close
+
+
+class RouterServer(uvicorn.Server):
+    def __init__(self, app: FastAPI, *, host: str, port: int, grace_s: float) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                loop="asyncio",
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=math.ceil(grace_s) + 1,
+            )
+        )
+        self._app = app
+        self._grace_s = grace_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        stop = self._app.state.router.dispatcher.stop
+        timer = asyncio.get_running_loop().call_later(self._grace_s, stop)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()

@@ -1,0 +1,98 @@
+"""Text to token ids, from the files of a model folder. Knows no model and no tensors.
+
+Reads `tokenizer.json`, and what is there of `tokenizer_config.json` (special tokens, template),
+`chat_template.jinja` (goes before the config's template) and `config.json` (vocabulary size: a
+model may have more rows than its tokenizer has tokens).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from tokenizers import Tokenizer
+
+from router.chat_template import ChatTemplate, Message
+from router.detokenizer import Detokenizer
+from router.errors import BadRequest, RouterError
+
+JSONObject = dict[str, object]
+
+
+class UnusableModelFolder(RouterError):
+    """The folder lacks a tokenizer, or a file in it cannot be read."""
+
+
+class TextTokenizer:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, chat_template: ChatTemplate | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.vocab_size = vocab_size
+
+    @classmethod
+    def from_folder(cls, path: Path) -> Self:
+        """Raises UnusableModelFolder."""
+        try:
+            tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        except Exception as error:  # `tokenizers` raises nothing more specific
+            raise UnusableModelFolder(f"{path}: no tokenizer: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        config = _read_json(path / "tokenizer_config.json")
+        size = _read_json(path / "config.json").get("vocab_size")
+        vocab_size = size if isinstance(size, int) else tokenizer.get_vocab_size()
+        source = _template_source(path, config)
+        template = ChatTemplate(source, _special_tokens(config)) if source else None
+        return cls(tokenizer, vocab_size, template)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """A prompt as it stands, with the special tokens that the model wants around it."""
+        return tuple(self._tokenizer.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Raises BadRequest if the model has no chat template, or it refuses the messages."""
+        if self._chat_template is None:
+            raise BadRequest("This model has no chat template; use /v1/completions.")
+        text = self._chat_template.render(messages)
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self._tokenizer, self._special_ids)
+
+
+def _read_json(path: Path) -> JSONObject:
+    """{} if there is no such file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UnusableModelFolder(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise UnusableModelFolder(f"{path}: not a JSON object")
+    return content
+
+
+def _template_source(path: Path, config: Mapping[str, object]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        by_name = {entry["name"]: entry["template"] for entry in template}
+        template = by_name.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
+    """bos_token, eos_token, …: templates name them; each is a string or an object around one."""
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens

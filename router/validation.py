@@ -1,0 +1,147 @@
+"""Bodies to a `ValidRequest`: every field decided, every limit checked. Raises ApiError.
+
+Texts are tokenized on a thread, since a long prompt would hold up everybody's tokens.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+
+from router.chat_template import Message
+from router.errors import BadRequest, ModelNotFound
+from router.request import RequestId, SamplingParams, ValidPrompt, ValidRequest
+from router.schemas import ChatBody, CompletionBody, RequestBody
+from router.tokenizer import TextTokenizer
+
+_COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
+
+TokenIds = tuple[int, ...]
+
+
+class Validator:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        served_model_name: str,
+        *,
+        max_prompts: int,
+        max_model_len: Callable[[], Awaitable[int]],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._served_model_name = served_model_name
+        self._max_prompts = max_prompts
+        self._max_model_len = max_model_len  # asks the workers, and waits for one if need be
+
+    async def chat(self, request_id: RequestId, body: ChatBody) -> ValidRequest:
+        self._check_model(body.model)
+        if body.max_tokens is not None and body.max_completion_tokens is not None:
+            raise BadRequest(
+                "Send either 'max_tokens' or 'max_completion_tokens'.", param="max_tokens"
+            )
+        messages = [Message(role=_role(m.role), content=m.text) for m in body.messages]
+        prompt = await asyncio.to_thread(self._tokenizer.encode_chat, messages)
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        return await self._request(request_id, body, [prompt], max_tokens, None)
+
+    async def completion(self, request_id: RequestId, body: CompletionBody) -> ValidRequest:
+        self._check_model(body.model)
+        prompts = await asyncio.to_thread(self._encode_prompts, body)
+        default = _COMPLETION_MAX_TOKENS
+        return await self._request(request_id, body, prompts, body.max_tokens, default)
+
+    async def _request(
+        self,
+        request_id: RequestId,
+        body: RequestBody,
+        prompts: Sequence[TokenIds],
+        max_tokens: int | None,
+        default_max_tokens: int | None,
+    ) -> ValidRequest:
+        self._check_ids(body.stop_token_ids, "stop_token_ids")
+        max_model_len = await self._max_model_len()
+        valid = []
+        for index, token_ids in enumerate(prompts):
+            room = _room(token_ids, max_tokens, max_model_len)
+            wanted = max_tokens or min(default_max_tokens or room, room)
+            prompt_id = RequestId(f"{request_id}-{index}")
+            valid.append(ValidPrompt(prompt_id, token_ids, _sampling(body, wanted)))
+        stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+        options = body.stream_options
+        return ValidRequest(
+            request_id=request_id,
+            prompts=tuple(valid),
+            stop=stop,
+            is_streaming=body.stream,
+            has_usage_chunk=options is not None and options.include_usage,
+        )
+
+    def _encode_prompts(self, body: CompletionBody) -> list[TokenIds]:
+        prompts = _split(body.prompt)
+        if not 1 <= len(prompts) <= self._max_prompts:
+            raise BadRequest(
+                f"'prompt' holds {len(prompts)} prompts; 1 to {self._max_prompts} are allowed.",
+                param="prompt",
+            )
+        encoded = []
+        for prompt in prompts:
+            token_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+            self._check_ids(token_ids, "prompt")
+            encoded.append(token_ids)
+        return encoded
+
+    def _check_model(self, name: str) -> None:
+        if name != self._served_model_name:
+            raise ModelNotFound(name, self._served_model_name)
+
+    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        size = self._tokenizer.vocab_size
+        if (highest := max(token_ids, default=0)) >= size:
+            raise BadRequest(
+                f"Token id {highest} is not in the vocabulary of {size} tokens.", param=param
+            )
+
+
+def _role(role: str) -> str:
+    """`developer` is OpenAI's newer word; models were trained on `system`."""
+    return "system" if role == "developer" else role
+
+
+def _split(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """The four forms of `prompt`: a text, texts, the ids of one prompt, of several."""
+    if isinstance(prompt, str):
+        return [prompt]
+    parts: list[str | list[int]] = []
+    ids = [part for part in prompt if isinstance(part, int)]
+    if ids:
+        return [ids]
+    parts.extend(part for part in prompt if not isinstance(part, int))
+    return parts
+
+
+def _room(token_ids: TokenIds, max_tokens: int | None, max_model_len: int) -> int:
+    """Output tokens that fit behind the prompt; at least one, and at least `max_tokens`."""
+    if not token_ids:
+        raise BadRequest("The prompt has no tokens.", param="prompt")
+    room = max_model_len - len(token_ids)
+    wanted = max_tokens or 1
+    if room < wanted:
+        raise BadRequest(
+            f"This model's context is {max_model_len} tokens. The request needs "
+            f"{len(token_ids) + wanted}: {len(token_ids)} for the prompt and at least {wanted} "
+            "for the output.",
+            code="context_length_exceeded",
+        )
+    return room
+
+
+def _sampling(body: RequestBody, max_tokens: int) -> SamplingParams:
+    seed = secrets.randbits(64) if body.seed is None else body.seed % (1 << 64)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_k=max(0, body.top_k),  # -1 is "off" too, as in vLLM
+        top_p=body.top_p,
+        seed=seed,
+        stop_token_ids=tuple(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+    )

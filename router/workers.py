@@ -1,0 +1,176 @@
+"""The workers this router knows: one channel each, and what their last `Status` said.
+
+1. `start` opens the channels and a background task per worker, which asks for its status.
+2. A worker is ready while its last status came in time, names the right role and does not drain.
+3. `report` takes a failed call into account: a worker that may be gone counts as not ready until
+   it tells its status again. `wait_for` sleeps until something has changed.
+4. `close` ends the tasks and the channels; by then no call is open any more.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import grpc
+
+from protos import serving_pb2 as pb
+from protos import serving_pb2_grpc as pb_grpc
+from router.errors import LegFailed
+from router.tasks import cancel_and_wait
+from runtime.grpc_client import open_channel
+from runtime.log import get_logger
+
+log = get_logger()
+
+T = TypeVar("T")
+
+
+class Worker:
+    """One service of one worker process, as the router sees it (a policy `Candidate`)."""
+
+    role: pb.Role.ValueType
+    stub: "pb_grpc.DecodeAsyncStub | pb_grpc.PrefillAsyncStub"
+
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        self.address = address
+        self.status = pb.WorkerStatus()
+        self.is_ready = False
+        self.num_picks = 0
+        self.num_refreshes = 0
+        """Statuses received; says whether one came after a given moment."""
+        self._channel = channel
+        self._num_in_flight = 0
+        self._num_in_flight_at_refresh = 0
+
+    @property
+    def name(self) -> str:
+        return self.status.name or self.address
+
+    @property
+    def fingerprint(self) -> bytes:
+        return self.status.fingerprint
+
+    @property
+    def load(self) -> int:
+        """Requests there: what it reported, corrected by what this router has done since."""
+        status = self.status
+        reported = status.num_waiting + status.num_running + status.num_awaiting_kv
+        since = self._num_in_flight - self._num_in_flight_at_refresh
+        return max(self._num_in_flight, reported + since)
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Held for the life of a call."""
+        self.num_picks += 1
+        self._num_in_flight += 1
+        try:
+            yield
+        finally:
+            self._num_in_flight -= 1
+
+    async def refresh(self, timeout_s: float) -> None:
+        """Asks for the status, once."""
+        problem = ""
+        try:
+            self.status = await self.stub.Status(pb.StatusRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            problem = error.code().name.lower()
+        else:
+            self.num_refreshes += 1
+            self._num_in_flight_at_refresh = self._num_in_flight
+            if self.status.role != self.role:
+                problem = f"its role is {pb.Role.Name(self.status.role)}"
+            elif self.status.draining:
+                problem = "draining"
+        self.set_ready(not problem, problem)
+
+    def set_ready(self, is_ready: bool, problem: str = "") -> None:
+        if is_ready != self.is_ready:
+            say = log.info if is_ready else log.warning
+            said = {"worker": self.name, "role": pb.Role.Name(self.role), "ready": is_ready}
+            say("worker changed", address=self.address, problem=problem, **said)
+        self.is_ready = is_ready
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class DecodeWorker(Worker):
+    role = pb.ROLE_DECODE
+    stub: "pb_grpc.DecodeAsyncStub"
+
+    def __init__(self, address: str) -> None:
+        channel = open_channel(address)
+        super().__init__(address, channel)
+        self.stub = pb_grpc.DecodeStub(channel)
+
+
+class PrefillWorker(Worker):
+    role = pb.ROLE_PREFILL
+    stub: "pb_grpc.PrefillAsyncStub"
+
+    def __init__(self, address: str) -> None:
+        channel = open_channel(address)
+        super().__init__(address, channel)
+        self.stub = pb_grpc.PrefillStub(channel)
+
+
+class WorkerSet:
+    """See the module. Made inside the running loop, as the channels belong to it."""
+
+    def __init__(
+        self,
+        decodes: Sequence[str],
+        prefills: Sequence[str],
+        *,
+        interval_s: float,
+        timeout_s: float,
+    ) -> None:
+        self.decodes = tuple(DecodeWorker(address) for address in dict.fromkeys(decodes))
+        self.prefills = tuple(PrefillWorker(address) for address in dict.fromkeys(prefills))
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._changed = asyncio.Event()
+        self._watches: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        assert not self._watches
+        self._watches = [asyncio.create_task(self._watch(worker)) for worker in self._all]
+
+    async def close(self) -> None:
+        await cancel_and_wait(*self._watches)
+        for worker in self._all:
+            await worker.close()
+
+    @property
+    def max_model_len(self) -> int | None:
+        """What every ready worker can hold; None if none is ready."""
+        return min(
+            (worker.status.max_model_len for worker in self._all if worker.is_ready), default=None
+        )
+
+    def report(self, worker: Worker, failure: LegFailed) -> None:
+        if failure.is_worker_suspect:
+            worker.set_ready(False, failure.reason)
+
+    async def wait_for(self, choose: Callable[[], T | None], timeout_s: float) -> T | None:
+        """What `choose` returns, as soon as it is something; None after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (choice := choose()) is None:
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+        return choice
+
+    @property
+    def _all(self) -> tuple[Worker, ...]:
+        return (*self.decodes, *self.prefills)
+
+    async def _watch(self, worker: Worker) -> None:
+        while True:
+            await worker.refresh(self._timeout_s)
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+            await asyncio.sleep(self._interval_s)
