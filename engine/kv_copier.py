@@ -1,0 +1,118 @@
+"""Copies KV between the pool and staging memory, beside the steps and never in one.
+
+One thread, and on CUDA one stream; copies run in the order they were asked for. Any thread may
+ask. Life of a copy:
+
+1. `gather` or `scatter` queues it and returns a future.
+2. The copier's thread enters the lease; a lease that is closed by then fails the future with
+   LeaseClosed, and nothing was touched.
+3. CUDA: a gather waits, on its stream, for the forward pass that `record_compute` last marked
+   when it was asked for. The CPU needs no order: what is computed is computed.
+4. The copy is done on the device; the lease is left; the future resolves to its nanoseconds.
+5. CUDA: `wait_scatters` makes the next forward pass wait, on its stream, for what was scattered.
+
+`close` completes what was asked for; after it, asking fails with EngineStopped.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from engine.errors import EngineStopped
+from engine.kv_cache import KVCache, KVRange
+from engine.kv_lease import KVLease
+
+_Copy = Callable[[Sequence[int], KVRange, Tensor], None]
+
+
+class KVCopier:
+    """See the module."""
+
+    def __init__(self, kv: KVCache) -> None:
+        self._kv = kv
+        self._on_cuda = kv.device.type == "cuda"
+        self._stream: torch.cuda.Stream | None = None
+        if self._on_cuda:
+            self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._computed: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-copier")
+
+    def gather(self, lease: KVLease, part: KVRange, out: memoryview) -> Future[int]:
+        """The range's payload into `out`, which has its size exactly; see KVCache for layouts.
+        `out` is the caller's again when the future is done, or was cancelled in time."""
+        return self._submit(self._gather, lease, part, out, self._computed)
+
+    def scatter(self, lease: KVLease, part: KVRange, payload: memoryview) -> Future[int]:
+        """A payload into the range's blocks; the rest as for `gather`."""
+        return self._submit(self._scatter, lease, part, payload)
+
+    def allocate_staging(self, nbytes: int) -> memoryview:
+        """Writable bytes that copies are fast from and to: pinned for CUDA; every page is there."""
+        staging = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._on_cuda).zero_()
+        memory: memoryview = staging.numpy().data  # host memory
+        return memory
+
+    def record_compute(self) -> None:
+        """Engine thread, after each forward pass: gathers asked for from now on wait for it."""
+        if self._on_cuda:
+            self._computed = torch.cuda.current_stream(self._kv.device).record_event()
+
+    def wait_scatters(self, lease: KVLease) -> None:
+        """Engine thread: the next forward pass sees what was scattered under `lease`. (Copies are
+        in order, so waiting for the last one of all covers it.)"""
+        if self._copied is not None:
+            torch.cuda.current_stream(self._kv.device).wait_event(self._copied)
+
+    def close(self) -> None:
+        """Blocks until every copy asked for is done."""
+        self._thread.shutdown(wait=True)
+
+    def _submit(self, copy: Callable[..., int], *args: object) -> Future[int]:
+        try:
+            return self._thread.submit(copy, *args)
+        except RuntimeError as error:  # what an executor says after shutdown
+            raise EngineStopped("the KV copier is closed") from error
+
+    def _gather(
+        self, lease: KVLease, part: KVRange, out: memoryview, computed: torch.cuda.Event | None
+    ) -> int:
+        if self._stream is not None and computed is not None:
+            self._stream.wait_event(computed)
+        return self._timed(self._kv.gather, lease, part, out)
+
+    def _scatter(self, lease: KVLease, part: KVRange, payload: memoryview) -> int:
+        return self._timed(self._kv.scatter, lease, part, payload)
+
+    def _timed(self, copy: _Copy, lease: KVLease, part: KVRange, staging: memoryview) -> int:
+        raw = torch.frombuffer(staging, dtype=torch.uint8)
+        lease.enter()
+        try:
+            begin_ns = time.perf_counter_ns()
+            if self._stream is None:
+                copy(lease.block_table, part, raw)
+            else:
+                self._copy_on(self._stream, copy, lease.block_table, part, raw)
+            return time.perf_counter_ns() - begin_ns
+        finally:
+            lease.exit()
+
+    def _copy_on(
+        self,
+        stream: torch.cuda.Stream,
+        copy: _Copy,
+        block_table: Sequence[int],
+        part: KVRange,
+        raw: Tensor,
+    ) -> None:
+        """Returns when the device is done; sleeps meanwhile, as a spinning thread would cost the
+        engine its core."""
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            copy(block_table, part, raw)
+            done.record(stream)
+        self._copied = done
+        done.synchronize()
