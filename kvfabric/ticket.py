@@ -6,17 +6,15 @@
 
 import secrets
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Protocol
 
 from kvfabric.errors import FabricError
-from kvfabric.frame import FrameRange
-
-TransferId = NewType("TransferId", bytes)
-"""16 random bytes: the name of a transfer and the capability to send it."""
+from kvfabric.frame import TRANSFER_ID_NBYTES, FrameRange
+from kvfabric.frame import TransferId as TransferId
 
 
 def new_transfer_id() -> TransferId:
-    return TransferId(secrets.token_bytes(16))
+    return TransferId(secrets.token_bytes(TRANSFER_ID_NBYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +46,54 @@ class KVShape:
     num_heads: int
     head_nbytes: int
 
+    def frame_nbytes(self, frame: FrameRange) -> int:
+        return frame.num_layers * 2 * frame.num_tokens * frame.num_heads * self.head_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ShipReport:
+    """What sending one transfer took."""
+
+    pack_ns: int
+    """Summed over the frames; they overlap, so it may exceed `ship_ns`."""
+    ship_ns: int
+    """First frame handed to the network → last slot free again."""
+    nbytes: int
+    """Payload bytes of the KV frames."""
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveReport:
+    """What receiving one transfer took."""
+
+    install_ns: int
+    """Summed over the frames; they overlap, so it may exceed `receive_ns`."""
+    receive_ns: int
+    """First frame here → last frame installed."""
+    nbytes: int
+    """Payload bytes of the KV frames."""
+    frames: int
+
 
 class FrameSource(Protocol):
     """The sender's end of a transfer. Called on the fabric's loop."""
 
     async def pack(self, frame: FrameRange, out: memoryview) -> None:
-        """Fills `out` (exactly the frame's size) with the frame's KV."""
+        """Fills `out` (exactly the frame's size) with the frame's KV. Never cancelled: `out` is
+        the fabric's again when it returns. Several frames may be packed concurrently."""
 
 
 class FrameSink(Protocol):
     """The receiver's end of a transfer. Called on the fabric's loop, exactly one of `committed`
-    and `lost` at the end, and `install` never after either."""
+    and `lost` at the end (neither after `Fabric.forget`), and `install` never after either."""
 
     async def install(self, frame: FrameRange, payload: memoryview) -> None:
         """Copies a checked payload out of its slot; when it returns the slot is used again.
-        Frames of one transfer may be installed concurrently and in any order."""
+        Frames of one transfer may be installed concurrently and in any order. Never cancelled;
+        an install under way when `lost` is called runs on, and does not count as installed."""
 
-    def committed(self, commit: bytes) -> None:
+    def committed(self, commit: bytes, report: ReceiveReport) -> None:
         """Every frame is installed and the transfer is over; `commit` is the COMMIT payload."""
 
     def lost(self, error: FabricError, num_tokens: int) -> None:

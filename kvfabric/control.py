@@ -1,0 +1,127 @@
+"""Control messages: everything that is said on a connection beside frames.
+
+All have one fixed size, so that one small receive can always be posted. They carry no slot.
+
+    sender → receiver   HELLO    who I am, and whom I want to reach
+                        OFFER    so many more frames will come: post that many receives
+                        ABORT    this transfer is given up here
+    receiver → sender   WELCOME  or REFUSED, in answer to HELLO
+                        ABORT    this transfer is unknown, taken or lost here: stop sending it
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kvfabric.errors import BadFrame
+from kvfabric.frame import WIRE_VERSION, TransferId
+
+_MAGIC = b"BTNC"
+# magic, version, kind, code, a, b, 32 bytes
+_MESSAGE = struct.Struct("<4sHBBQQ32s")
+CONTROL_NBYTES = _MESSAGE.size
+FINGERPRINT_NBYTES = 32
+
+
+class RefusalReason(IntEnum):
+    WIRE_VERSION = 1
+    FINGERPRINT = 2
+    GENERATION = 3
+    CLOSING = 4
+
+
+class AbortReason(IntEnum):
+    UNKNOWN = 1
+    """No such transfer is expected: finished, forgotten, or never was."""
+
+    TAKEN = 2
+    """Another connection is sending it."""
+
+    LOST = 3
+    """A frame of it was bad, or could not be installed, or the deadline passed."""
+
+    CANCELLED = 4
+    """The sender gave it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    fingerprint: bytes
+    generation: int
+    expected_generation: int
+    version: int = WIRE_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    fingerprint: bytes
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    reason: RefusalReason
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    num_frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    transfer_id: TransferId
+    reason: AbortReason
+
+
+Control = Hello | Welcome | Refused | Offer | Abort
+
+_HELLO, _WELCOME, _REFUSED, _OFFER, _ABORT = range(1, 6)
+
+
+def encode_control(message: Control) -> bytes:
+    match message:
+        case Hello(fingerprint, generation, expected, version):
+            return _pack(_HELLO, a=generation, b=expected, data=fingerprint, version=version)
+        case Welcome(fingerprint, generation):
+            return _pack(_WELCOME, a=generation, data=fingerprint)
+        case Refused(reason):
+            return _pack(_REFUSED, code=reason)
+        case Offer(num_frames):
+            return _pack(_OFFER, a=num_frames)
+        case Abort(transfer_id, reason):
+            return _pack(_ABORT, code=reason, data=transfer_id)
+
+
+def decode_control(message: bytes | bytearray) -> Control:
+    """Raises `BadFrame` for what no peer of ours says. A HELLO of another version is parsed."""
+    magic, version, kind, code, a, b, data = _MESSAGE.unpack(message)
+    if magic != _MAGIC or (version != WIRE_VERSION and kind != _HELLO):
+        raise BadFrame(f"magic {magic!r} and version {version} are not ours")
+    try:
+        match kind:
+            case 1:
+                return Hello(data, a, b, version)
+            case 2:
+                return Welcome(data, a)
+            case 3:
+                return Refused(RefusalReason(code))
+            case 4:
+                return Offer(a)
+            case 5:
+                return Abort(TransferId(data[:16]), AbortReason(code))
+    except ValueError as error:
+        raise BadFrame(f"unknown code {code} in control message {kind}") from error
+    raise BadFrame(f"unknown control message {kind}")
+
+
+def _pack(
+    kind: int,
+    *,
+    code: int = 0,
+    a: int = 0,
+    b: int = 0,
+    data: bytes = b"",
+    version: int = WIRE_VERSION,
+) -> bytes:
+    return _MESSAGE.pack(_MAGIC, version, kind, code, a, b, data)

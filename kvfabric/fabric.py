@@ -1,0 +1,125 @@
+"""Fabric: what a service sees. A thread with an event loop of its own, and a `Node` on it.
+
+All methods may be called from any thread and none of them waits for the network, but for `start`
+and `close`. Sources and sinks are called on the fabric's loop.
+
+1. `start` listens; from then on `address` is what a ticket says.
+2. Receiving: `expect` a ticket before it is given away; the sink hears of the end, or `forget`.
+3. Sending: `ship` a ticket, then `extend` and `commit` the `Outgoing` it returns.
+4. `close` fails what is left and gives everything back. UCX serves one fabric per process.
+"""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from kvfabric.config import FabricConfig
+from kvfabric.errors import DeadlineExceeded, FabricClosed
+from kvfabric.frame import TransferId
+from kvfabric.node import Node, check_framable
+from kvfabric.outgoing import Outgoing
+from kvfabric.stats import FabricStats
+from kvfabric.ticket import FrameSink, FrameSource, KVShape, Ticket
+
+START_SECONDS = 30.0
+CLOSE_SECONDS = 5.0
+
+T = TypeVar("T")
+
+
+class Fabric:
+    """`staging` is `config.staging_nbytes` of memory, pinned where that matters; the fabric's own
+    from `start` until `close` has returned."""
+
+    def __init__(self, config: FabricConfig, staging: memoryview) -> None:
+        self.config = config
+        self._staging = staging
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="kvfabric", daemon=True)
+        self._opened: concurrent.futures.Future[Node] = concurrent.futures.Future()
+        self._stop = asyncio.Event()
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """As peers reach it; known once started."""
+        return self._node.address
+
+    def start(self) -> None:
+        """Raises `FabricError` if it cannot listen."""
+        self._thread.start()
+        self._opened.result(timeout=START_SECONDS)
+
+    def close(self) -> None:
+        """Blocks until everything is given back, at most some seconds. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._thread.ident:
+            self._loop.close()
+            return
+        if self._opened.exception(timeout=START_SECONDS) is None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout=3 * CLOSE_SECONDS)
+        if self._thread.is_alive():
+            raise DeadlineExceeded("the fabric's thread did not end")
+
+    def expect(self, ticket: Ticket, shape: KVShape, sink: FrameSink) -> None:
+        """From now on frames of this transfer are welcome. Raises `ValueError` for KV that no
+        slot can hold."""
+        check_framable(shape, self.config)
+        self._call(self._node.expect, ticket, shape, sink)
+
+    def forget(self, transfer_id: TransferId) -> None:
+        """The sink gets nothing more; late frames are answered with ABORT. Idempotent. A call
+        to the sink may be under way on the fabric's loop while this returns."""
+        if not self._closed:
+            self._call(self._node.forget, transfer_id)
+
+    def ship(self, ticket: Ticket, shape: KVShape, source: FrameSource) -> Outgoing:
+        """Starts connecting at once. What goes wrong comes through `Outgoing.done`."""
+        check_framable(shape, self.config)
+        outgoing = self._node.outgoing(ticket, shape, source)
+        self._call(self._node.ship, outgoing)
+        return outgoing
+
+    def stats(self) -> FabricStats:
+        return self._node.stats()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Runs a coroutine on the fabric's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    @property
+    def _node(self) -> Node:
+        assert self._opened.done(), "start() comes first"
+        return self._opened.result()
+
+    def _call(self, function: Any, *args: object) -> None:
+        if self._closed:
+            raise FabricClosed("the fabric is closed")
+        self._loop.call_soon_threadsafe(function, *args)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        opening = self._loop.create_task(self._open())
+        await asyncio.wait((opening,))
+        if (error := opening.exception()) is not None:
+            self._opened.set_exception(error)
+            return
+        self._opened.set_result(opening.result())
+        await self._stop.wait()
+        await opening.result().close(CLOSE_SECONDS)
+
+    async def _open(self) -> Node:
+        node = Node(self.config, self._staging)
+        await node.open()
+        return node

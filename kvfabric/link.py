@@ -1,0 +1,244 @@
+"""Link: the sending end of one connection, shared by all transfers to one peer process.
+
+1. Connect, shake hands. Transfers may queue frames meanwhile.
+2. Take a send slot, take one frame of each ready transfer in turn, fill it, post it. A window
+   keeps a few frames under way, so that packing, the network and installing overlap.
+3. OFFER tells the receiver how many frames to post receives for. It is said before the frames are
+   packed and for several at once, so it costs no round trip and few messages.
+4. When the connection breaks, every transfer on it fails and the link is over; the next `ship`
+   makes a new one.
+
+Every frame that was offered is followed by exactly one message: where a transfer is given up after
+its frames were offered, VOID takes their place.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from kvfabric.control import (
+    CONTROL_NBYTES,
+    Abort,
+    AbortReason,
+    Hello,
+    Offer,
+    decode_control,
+    encode_control,
+)
+from kvfabric.deadline import settled, within
+from kvfabric.errors import BadFrame, DeadlineExceeded, FabricError, PeerLost, TransferAborted
+from kvfabric.frame import (
+    NO_RANGE,
+    FrameHeader,
+    FrameKind,
+    FrameRange,
+    TransferId,
+    message_nbytes,
+    write_frame,
+)
+from kvfabric.handshake import greet
+from kvfabric.outgoing import Outgoing
+from kvfabric.slots import Slot, SlotPool
+from kvfabric.stats import FabricCounters
+from kvfabric.tasks import TaskSet
+from kvfabric.transport import Channel, Endpoint, Transport
+
+WINDOW = 4
+"""Frames under way on one connection: one packed, one on the wire, one or two being installed."""
+
+
+def _void_frame() -> memoryview:
+    header = FrameHeader(FrameKind.VOID, TransferId(bytes(16)), 0, NO_RANGE, 0, None)
+    return write_frame(header, memoryview(bytearray(message_nbytes(0))))
+
+
+class Link:
+    """One peer process, as a sender sees it."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        slots: SlotPool,
+        counters: FabricCounters,
+        connect_timeout_s: float,
+        send_timeout_s: float,
+    ) -> None:
+        self.address = address
+        self.endpoint: Endpoint | None = None
+        self._slots = slots
+        self._counters = counters
+        self._connect_timeout_s = connect_timeout_s
+        self._send_timeout_s = send_timeout_s
+        self._transfers: dict[TransferId, Outgoing] = {}
+        self._turns: deque[Outgoing] = deque()  # every transfer once; the next in turn first
+        self._window = asyncio.Semaphore(min(WINDOW, slots.max_per_peer))
+        self._credit = 0  # frames offered, not yet popped
+        self._changed = asyncio.Event()
+        self._frames = TaskSet()
+        self._broken: asyncio.Future[FabricError] = asyncio.get_running_loop().create_future()
+        self._void = _void_frame()
+
+    @property
+    def over(self) -> bool:
+        """Takes no more transfers."""
+        return self._broken.done()
+
+    def add(self, outgoing: Outgoing) -> None:
+        assert not self.over
+        if outgoing.ticket.transfer_id in self._transfers:
+            error = TransferAborted("the ticket is in use: it is good for one transfer")
+            outgoing.fail(error, tell_peer=False)
+            return
+        self._transfers[outgoing.ticket.transfer_id] = outgoing
+        self._turns.append(outgoing)
+        outgoing.on_change = lambda: self._on_change(outgoing)
+        self._on_change(outgoing)  # it may have been extended, or have failed, before
+
+    def break_off(self, error: FabricError) -> None:
+        """Ends the connection and fails its transfers. Never blocks."""
+        if self._broken.done():
+            return
+        self._broken.set_result(error)
+        if self.endpoint is not None:
+            self.endpoint.abort()
+        for outgoing in tuple(self._transfers.values()):
+            outgoing.fail(error, tell_peer=False)
+
+    async def run(self, transport: Transport, hello: Hello) -> None:
+        """Returns when the connection is gone and its last slot is free again."""
+        loops = TaskSet()
+        loops.spawn(self._until_broken(self._connect(transport, hello, loops)))
+        await self._broken
+        loops.cancel()
+        if self.endpoint is not None:
+            self.endpoint.abort()
+        await loops.join(self._connect_timeout_s)
+        await self._frames.join(self._send_timeout_s)
+
+    async def _until_broken(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except FabricError as error:
+            self.break_off(error)
+
+    async def _connect(self, transport: Transport, hello: Hello, loops: TaskSet) -> None:
+        self.endpoint = await transport.connect(self.address, self._connect_timeout_s)
+        await greet(self.endpoint, hello, self._connect_timeout_s)
+        for outgoing in tuple(self._transfers.values()):
+            self._on_change(outgoing)
+        loops.spawn(self._until_broken(self._read_control(self.endpoint)))
+        loops.spawn(self._until_broken(self._pump(self.endpoint)))
+
+    async def _read_control(self, endpoint: Endpoint) -> None:
+        buffer = bytearray(CONTROL_NBYTES)
+        while True:
+            await endpoint.recv(Channel.CONTROL, buffer)  # idle for as long as nothing is wrong
+            match decode_control(buffer):
+                case Abort(transfer_id, reason):
+                    outgoing = self._transfers.get(transfer_id)
+                    if outgoing is not None:
+                        error = TransferAborted(f"the receiver: {reason.name.lower()}")
+                        outgoing.fail(error, tell_peer=False)
+                case other:
+                    raise BadFrame(f"{other} from a receiver")
+
+    async def _pump(self, endpoint: Endpoint) -> None:
+        while True:
+            while not self._num_ready():
+                self._void_leftover_credit(endpoint)
+                self._changed.clear()
+                await self._changed.wait()
+            await self._window.acquire()
+            slot = await self._slots.acquire(self.address)
+            outgoing = self._next_in_turn()
+            if outgoing is None:  # given up while we waited
+                self._slots.release(slot)
+                self._window.release()
+                continue
+            self._offer(endpoint)
+            self._credit -= 1
+            self._frames.spawn(self._send(endpoint, outgoing, outgoing.pop(), slot))
+
+    async def _send(
+        self, endpoint: Endpoint, outgoing: Outgoing, frame: FrameRange | None, slot: Slot
+    ) -> None:
+        """Fills and sends one popped frame. Not cancelled: its slot is written or read by others
+        until it ends."""
+        try:
+            message = await outgoing.fill(frame, slot)
+        except FabricError as error:
+            outgoing.fail(error)
+            outgoing.not_posted()
+            self._credit += 1  # offered and not sent: the next frame, or VOID, takes its place
+            sent = None
+        else:
+            sent = endpoint.send(Channel.FRAMES, message)
+            outgoing.posted(frame)
+            self._changed.set()  # COMMIT waits for this
+            await self._delivered(sent, outgoing, frame, len(message))
+        if sent is None or await settled(sent, self._send_timeout_s):
+            self._slots.release(slot)
+        self._window.release()
+        outgoing.slot_freed()
+        self._changed.set()
+
+    async def _delivered(
+        self,
+        sent: asyncio.Future[None],
+        outgoing: Outgoing,
+        frame: FrameRange | None,
+        nbytes: int,
+    ) -> None:
+        try:
+            await within(self._send_timeout_s, sent, f"sending a frame to {self.address}")
+        except DeadlineExceeded as error:
+            outgoing.fail(error, tell_peer=False)
+            self.break_off(PeerLost(f"{self.address} took no frame in time"))
+        except FabricError as error:
+            self.break_off(error)
+        else:
+            if frame is not None:
+                self._counters.sent_frames += 1
+                self._counters.sent_nbytes += nbytes - message_nbytes(0)
+
+    def _num_ready(self) -> int:
+        return sum(outgoing.num_ready for outgoing in self._turns)
+
+    def _next_in_turn(self) -> Outgoing | None:
+        for _ in range(len(self._turns)):
+            outgoing = self._turns[0]
+            self._turns.rotate(-1)
+            if outgoing.num_ready:
+                return outgoing
+        return None
+
+    def _offer(self, endpoint: Endpoint) -> None:
+        """Called before a frame is popped: keeps at least it, at most a window, on offer."""
+        if self._credit <= WINDOW // 2:
+            more = min(self._num_ready(), WINDOW) - self._credit
+            if more > 0:
+                endpoint.send(Channel.CONTROL, encode_control(Offer(more)))
+                self._credit += more
+
+    def _void_leftover_credit(self, endpoint: Endpoint) -> None:
+        for _ in range(self._credit):
+            endpoint.send(Channel.FRAMES, self._void)
+        self._credit = 0
+
+    def _on_change(self, outgoing: Outgoing) -> None:
+        self._changed.set()
+        if outgoing.finished:
+            self._retire(outgoing)
+
+    def _retire(self, outgoing: Outgoing) -> None:
+        """Forgets a finished transfer; if it failed here, the receiver hears of it."""
+        if outgoing.tell_peer and self.endpoint is None and not self.over:
+            return  # not connected yet: told afterwards
+        if self._transfers.pop(outgoing.ticket.transfer_id, None) is None:
+            return
+        self._turns.remove(outgoing)
+        if outgoing.tell_peer and self.endpoint is not None and not self.over:
+            abort = Abort(outgoing.ticket.transfer_id, AbortReason.CANCELLED)
+            self.endpoint.send(Channel.CONTROL, encode_control(abort))

@@ -1,0 +1,225 @@
+"""Outgoing: one transfer at its sender.
+
+1. `extend` says how far the KV is computed; frames of whole receiver blocks become ready.
+2. The link to the peer takes frames in turn with those of other transfers: `pop`, `fill`, `posted`.
+3. `commit` lets COMMIT follow the last frame. `done` resolves when the last slot is free again.
+4. `cancel`, or the first failure, drops what has not been packed; frames under way run to their
+   end, then `done` fails.
+
+`extend`, `commit` and `cancel` are for other threads and only enqueue; the rest is the loop's.
+"""
+
+import asyncio
+import concurrent.futures
+import time
+from collections import deque
+from collections.abc import Callable
+
+from kvfabric.checksum import Checksummer
+from kvfabric.errors import FabricError, PackFailed, TransferAborted
+from kvfabric.frame import (
+    NO_RANGE,
+    FrameHeader,
+    FrameKind,
+    FrameRange,
+    payload_view,
+    write_frame,
+)
+from kvfabric.frame_plan import plan_frames
+from kvfabric.slots import Slot
+from kvfabric.ticket import FrameSource, KVShape, ShipReport, Ticket
+
+
+class Outgoing:
+    """Handle of a transfer under way; made by `Fabric.ship`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ticket: Ticket,
+        shape: KVShape,
+        source: FrameSource,
+        *,
+        max_nbytes: int,
+        checksummer: Checksummer | None,
+    ) -> None:
+        self.ticket = ticket
+        self.done: concurrent.futures.Future[ShipReport] = concurrent.futures.Future()
+        self.done.set_running_or_notify_cancel()  # cancelling it is no way to cancel a transfer
+        self.error: FabricError | None = None
+        self.tell_peer = False
+        """The transfer failed on this side, and the receiver has not been told yet."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Set by the link: something became ready, or the transfer is over."""
+        self._loop = loop
+        self._shape = shape
+        self._source = source
+        self._max_nbytes = max_nbytes
+        self._checksummer = checksummer
+        self._planned_tokens = ticket.first_token
+        self._ready: deque[FrameRange] = deque()
+        self._commit: bytes | None = None
+        self._commit_popped = False
+        self._unposted = 0  # frames popped and not yet handed to the network
+        self._in_flight = 0  # slots that hold frames of this transfer
+        self._frames = 0
+        self._nbytes = 0
+        self._pack_ns = 0
+        self._first_post_ns = 0
+
+    # From any thread.
+
+    def extend(self, num_tokens: int) -> None:
+        """KV of the ticket's tokens below `num_tokens` is computed."""
+        self._call(self._extend, num_tokens)
+
+    def commit(self, payload: bytes) -> None:
+        """Nothing more will be extended; `payload` (at most a slot) goes with COMMIT."""
+        assert len(payload) <= self._max_nbytes
+        self._call(self._set_commit, payload)
+
+    def cancel(self) -> None:
+        """Gives the transfer up, between frames. Idempotent; nothing after the end."""
+        self._call(self.fail, TransferAborted("cancelled here"))
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            assert self._loop.is_closed()  # the fabric closed first, and has failed `done`
+
+    # On the loop.
+
+    @property
+    def num_ready(self) -> int:
+        """Frames that could be popped now."""
+        return len(self._ready) + self._commit_ready
+
+    @property
+    def finished(self) -> bool:
+        return self.done.done()
+
+    def pop(self) -> FrameRange | None:
+        """The next frame to fill; None is COMMIT. Only while `num_ready`."""
+        assert self.num_ready
+        frame = self._ready.popleft() if self._ready else None
+        self._commit_popped = frame is None
+        self._in_flight += 1
+        self._unposted += 1
+        return frame
+
+    async def fill(self, frame: FrameRange | None, slot: Slot) -> memoryview:
+        """Packs the frame into its slot; returns the message. Raises `FabricError`, also when
+        the transfer has failed meanwhile."""
+        header = await (self._fill_commit(slot) if frame is None else self._fill_kv(frame, slot))
+        if self.error is not None:
+            raise self.error
+        return write_frame(header, slot.message)
+
+    def posted(self, frame: FrameRange | None) -> None:
+        """The message of a popped frame is handed to the network."""
+        self._unposted -= 1
+        self._first_post_ns = self._first_post_ns or time.monotonic_ns()
+        if frame is not None:
+            self._nbytes += self._shape.frame_nbytes(frame)
+
+    def not_posted(self) -> None:
+        """A popped frame will not be sent."""
+        self._unposted -= 1
+
+    def slot_freed(self) -> None:
+        """The slot of a popped frame is free again."""
+        self._in_flight -= 1
+        self._finish_if_over()
+
+    def fail(self, error: FabricError, *, tell_peer: bool = True) -> None:
+        """The first failure counts."""
+        if self.error is not None or self.finished:
+            return
+        self.error = error
+        self.tell_peer = tell_peer
+        self._ready.clear()
+        self._finish_if_over()
+
+    async def _fill_kv(self, frame: FrameRange, slot: Slot) -> FrameHeader:
+        sequence, self._frames = self._frames, self._frames + 1
+        nbytes = self._shape.frame_nbytes(frame)
+        payload = payload_view(slot.message, nbytes)
+        started = time.monotonic_ns()
+        pack = self._source.pack(frame, payload)
+        (outcome,) = await asyncio.gather(pack, return_exceptions=True)
+        self._pack_ns += time.monotonic_ns() - started
+        if outcome is not None:
+            raise PackFailed(f"the source failed on {frame}: {outcome!r}") from outcome
+        return FrameHeader(
+            FrameKind.KV, self.ticket.transfer_id, sequence, frame, nbytes,
+            await self._checksum(payload),
+        )  # fmt: skip
+
+    async def _fill_commit(self, slot: Slot) -> FrameHeader:
+        assert self._commit is not None
+        payload = payload_view(slot.message, len(self._commit))
+        payload[:] = self._commit
+        return FrameHeader(
+            FrameKind.COMMIT, self.ticket.transfer_id, self._frames, NO_RANGE, len(payload),
+            await self._checksum(payload),
+        )  # fmt: skip
+
+    async def _checksum(self, payload: memoryview) -> int | None:
+        return None if self._checksummer is None else await self._checksummer.of(payload)
+
+    @property
+    def _commit_ready(self) -> bool:
+        """COMMIT is posted behind the last KV frame."""
+        return (
+            self._commit is not None
+            and not self._commit_popped
+            and not self._ready
+            and not self._unposted
+            and self.error is None
+        )
+
+    def _extend(self, num_tokens: int) -> None:
+        if self.error is not None or self.finished:
+            return
+        ticket = self.ticket
+        assert num_tokens <= ticket.num_tokens
+        if num_tokens < ticket.num_tokens:  # all but the tail leave as whole receiver blocks
+            num_tokens -= num_tokens % ticket.block_size
+        if num_tokens <= self._planned_tokens:
+            return
+        self._ready.extend(
+            plan_frames(
+                self._planned_tokens,
+                num_tokens,
+                shape=self._shape,
+                block_size=ticket.block_size,
+                max_nbytes=self._max_nbytes,
+            )
+        )
+        self._planned_tokens = num_tokens
+        self.on_change()
+
+    def _set_commit(self, payload: bytes) -> None:
+        if self._planned_tokens != self.ticket.num_tokens:
+            self.fail(PackFailed(f"committed after {self._planned_tokens} tokens"))
+            return
+        self._commit = payload
+        self.on_change()
+
+    def _finish_if_over(self) -> None:
+        """Ends `done` once no slot holds a frame any more and nothing is to come."""
+        if self._in_flight or self.finished:
+            return
+        if self.error is not None:
+            self.done.set_exception(self.error)
+        elif self._commit_popped:
+            self.done.set_result(
+                ShipReport(
+                    self._pack_ns,
+                    time.monotonic_ns() - self._first_post_ns,
+                    self._nbytes,
+                    self._frames,
+                )
+            )
+        self.on_change()

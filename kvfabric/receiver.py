@@ -1,0 +1,200 @@
+"""The receiving end: one `Reception` per connection that a peer opened.
+
+Life of a frame here:
+1. OFFER says that frames will come; only then are slots taken, so an idle peer pins none.
+2. A slot is acquired (the peer's cap and the budget hold the peer back: that is all the
+   back-pressure there is) and posted as a receive. Receives match in the order of the frames.
+3. The frame lands, header and payload, in its slot. The header is judged, the checksum verified.
+4. The sink installs it; the slot is free again.
+
+What is not wanted (unknown, late, another connection's) is dropped and answered with ABORT, once
+per transfer. What is malformed breaks the connection, and with it the transfers it was sending.
+A transfer that is lost leaves the connection and the other transfers alone.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine
+from typing import Any
+
+from kvfabric.checksum import Checksummer
+from kvfabric.control import (
+    CONTROL_NBYTES,
+    Abort,
+    AbortReason,
+    Offer,
+    Welcome,
+    decode_control,
+    encode_control,
+)
+from kvfabric.deadline import settled, within
+from kvfabric.errors import (
+    BadFrame,
+    ChecksumMismatch,
+    FabricError,
+    InstallFailed,
+    TransferAborted,
+)
+from kvfabric.frame import FrameHeader, FrameKind, TransferId, payload_view, read_frame
+from kvfabric.handshake import answer
+from kvfabric.incoming import Incoming, IncomingTransfers
+from kvfabric.slots import Slot, SlotPool
+from kvfabric.stats import FabricCounters
+from kvfabric.tasks import TaskSet
+from kvfabric.transfer import Verdict
+from kvfabric.transport import Channel, Endpoint
+
+MAX_OFFERED = 1024
+"""Frames a peer may have on offer; far more than any of ours ever has."""
+
+_ABORTS_REMEMBERED = 256
+
+
+class Reception:
+    """One peer's frames, from HELLO to the break of the connection."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        incoming: IncomingTransfers,
+        slots: SlotPool,
+        checksummer: Checksummer,
+        counters: FabricCounters,
+        frame_timeout_s: float,
+    ) -> None:
+        self.endpoint = endpoint
+        self._incoming = incoming
+        self._slots = slots
+        self._checksummer = checksummer
+        self._counters = counters
+        self._frame_timeout_s = frame_timeout_s
+        self._peer = 0  # generation of the sending process: its connections share one cap
+        self._owed = 0  # frames offered and not yet given a slot
+        self._offered = asyncio.Event()
+        self._frames = TaskSet()
+        self._aborted: OrderedDict[TransferId, None] = OrderedDict()
+        self._broken: asyncio.Future[FabricError] = asyncio.get_running_loop().create_future()
+
+    async def run(self, welcome: Welcome, handshake_timeout_s: float) -> None:
+        """Returns when the connection is gone and its last slot is free again."""
+        loops = TaskSet()
+        try:
+            hello = await answer(self.endpoint, welcome, handshake_timeout_s)
+            self._peer = hello.generation
+            loops.spawn(self._until_broken(self._read_control()))
+            loops.spawn(self._until_broken(self._post_receives()))
+            error = await self._broken
+        except FabricError as refusal:
+            error = refusal
+        self.endpoint.abort()
+        loops.cancel()
+        self._incoming.lose_connection(self, error)
+        await loops.join(self._frame_timeout_s)
+        await self._frames.join(self._frame_timeout_s)
+
+    def break_off(self, error: FabricError) -> None:
+        """Ends the connection. Never blocks; `run` returns soon after."""
+        if not self._broken.done():
+            self._broken.set_result(error)
+
+    async def _until_broken(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except FabricError as error:
+            self.break_off(error)
+
+    async def _read_control(self) -> None:
+        buffer = bytearray(CONTROL_NBYTES)
+        while True:
+            await self.endpoint.recv(Channel.CONTROL, buffer)  # idle for as long as the peer is
+            match decode_control(buffer):
+                case Offer(num_frames):
+                    self._owed += num_frames
+                    if self._owed > MAX_OFFERED:
+                        raise BadFrame(f"the peer has {self._owed} frames on offer")
+                    self._offered.set()
+                case Abort(transfer_id, reason):
+                    error = TransferAborted(f"the sender: {reason.name.lower()}")
+                    self._incoming.aborted_by_sender(transfer_id, self, error)
+                case other:
+                    raise BadFrame(f"{other} from a sender")
+
+    async def _post_receives(self) -> None:
+        while True:
+            while not self._owed:
+                self._offered.clear()
+                await self._offered.wait()
+            slot = await self._slots.acquire(self._peer)
+            self._owed -= 1
+            received = self.endpoint.recv(Channel.FRAMES, slot.message)
+            self._frames.spawn(self._take(slot, received))
+
+    async def _take(self, slot: Slot, received: asyncio.Future[None]) -> None:
+        try:
+            await within(self._frame_timeout_s, received, "an offered frame")
+            await self._handle(read_frame(slot.message), slot.message)
+        except FabricError as error:
+            self.break_off(error)
+        if await settled(received, self._frame_timeout_s):
+            self._slots.release(slot)
+
+    async def _handle(self, header: FrameHeader, message: memoryview) -> None:
+        if header.kind is FrameKind.VOID:
+            return
+        claimed = self._incoming.claim(header.transfer_id, self, self._send_abort)
+        if isinstance(claimed, AbortReason):
+            self._counters.dropped_frames += 1
+            self._send_abort(header.transfer_id, claimed)
+            return
+        payload = payload_view(message, header.nbytes)
+        try:
+            if header.kind is FrameKind.COMMIT:
+                await self._commit(claimed, header, payload)
+            else:
+                await self._install(claimed, header, payload)
+        except FabricError as error:
+            self._incoming.lose(claimed, error)
+
+    async def _install(self, incoming: Incoming, header: FrameHeader, payload: memoryview) -> None:
+        if incoming.transfer.accept(header) is Verdict.DUPLICATE:
+            self._counters.dropped_frames += 1
+            return
+        await self._verify(header, payload)
+        if not incoming.alive:
+            return
+        started = time.monotonic_ns()
+        install = incoming.sink.install(header.range, payload)
+        (outcome,) = await asyncio.gather(install, return_exceptions=True)
+        if outcome is not None:
+            raise InstallFailed(f"the sink failed on {header.range}: {outcome!r}") from outcome
+        if incoming.alive:
+            incoming.install_ns += time.monotonic_ns() - started
+            incoming.transfer.installed(header.sequence)
+            self._counters.received_frames += 1
+            self._counters.received_nbytes += header.nbytes
+            self._incoming.touch(incoming)
+            self._incoming.committed_if_complete(incoming)
+
+    async def _commit(self, incoming: Incoming, header: FrameHeader, payload: memoryview) -> None:
+        await self._verify(header, payload)
+        if not incoming.alive or incoming.transfer.commit(header.sequence) is Verdict.DUPLICATE:
+            return
+        incoming.commit = bytes(payload)
+        self._incoming.committed_if_complete(incoming)
+
+    async def _verify(self, header: FrameHeader, payload: memoryview) -> None:
+        if header.checksum is None:
+            return
+        if await self._checksummer.of(payload) != header.checksum:
+            raise ChecksumMismatch(f"frame {header.sequence} is not what was sent")
+
+    def _send_abort(self, transfer_id: TransferId, reason: AbortReason) -> None:
+        """Once per transfer: the frames under way before the sender reads it need no answer."""
+        if transfer_id in self._aborted:
+            return
+        self._aborted[transfer_id] = None
+        if len(self._aborted) > _ABORTS_REMEMBERED:
+            self._aborted.popitem(last=False)
+        self.endpoint.send(Channel.CONTROL, encode_control(Abort(transfer_id, reason)))

@@ -1,0 +1,48 @@
+"""Counters of a fabric, and the snapshot that other threads get."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class FabricStats:
+    """One moment of a fabric. Totals only grow; the other numbers are levels."""
+
+    send_slots_used: int
+    send_slots: int
+    recv_slots_used: int
+    recv_slots: int
+    expected_transfers: int
+    """`expect`ed and neither committed, lost nor forgotten."""
+    outgoing_transfers: int
+    """`ship`ped and not done."""
+    endpoints: int
+    """Connections, both directions; those being made included."""
+    transports: tuple[str, ...]
+    """What the live connections really run over, such as ("posix", "sysv", "tcp")."""
+    sent_nbytes: int
+    """Payload bytes of KV frames."""
+    sent_frames: int
+    received_nbytes: int
+    received_frames: int
+    dropped_frames: int
+    """Received and thrown away: late, unknown, duplicate, or of a lost transfer."""
+    errors: dict[str, int]
+    """Failed transfers by the name of their error."""
+    loop_lag_s: float
+    """Longest time a due timer waited for the fabric's loop since the previous snapshot."""
+
+
+@dataclass(slots=True)
+class FabricCounters:
+    """The totals. Written on the fabric's loop only."""
+
+    sent_nbytes: int = 0
+    sent_frames: int = 0
+    received_nbytes: int = 0
+    received_frames: int = 0
+    dropped_frames: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def count_error(self, error: BaseException) -> None:
+        self.errors[type(error).__name__] += 1

@@ -1,0 +1,40 @@
+"""Background tasks with an owner: none is forgotten, and none fails unseen."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+_logger = logging.getLogger(__name__)
+
+
+class TaskSet:
+    """Tasks that belong to one object. An exception in one is a bug of ours and is logged."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def join(self, seconds: float) -> bool:
+        """Waits for all of them; False if some are still running after this long."""
+        if not self._tasks:
+            return True
+        _, pending = await asyncio.wait(tuple(self._tasks), timeout=seconds)
+        return not pending
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _logger.error("a task of the fabric failed", exc_info=error)
