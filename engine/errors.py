@@ -35,3 +35,7 @@ class EngineStopped(EngineError):
 
 class EngineFault(EngineError):
     """The engine gave a request up: a fault of ours or of the hardware."""
+
+
+class OutOfDeviceMemory(EngineError):
+    """A step needed more memory than the device has left; the engine lives."""

@@ -38,10 +38,7 @@ class Scheduler:
         token_budget: int,
         max_num_seqs: int,
         max_model_len: int,
-        on_drained: Callable[[KVLease], None] | None = None,
     ) -> None:
-        """`on_drained` hears of it on the thread of the last copy, and has `drained` called on the
-        engine thread."""
         self.pool = pool
         self.token_budget = token_budget
         self.max_num_seqs = min(max_num_seqs, token_budget)  # each decode needs a token a step
@@ -57,7 +54,9 @@ class Scheduler:
             Status.RUNNING: self._running,
             Status.AWAITING_KV: self._awaiting_kv,
         }
-        self._on_drained = on_drained or self.drained
+        self.on_drained: Callable[[KVLease], None] = self.drained
+        """Called by the thread of a closed lease's last copy; has `drained` called on the engine
+        thread. Set by the engine loop."""
         self._draining: set[KVLease] = set()  # closed, copies under way
 
     # ── requests come and go ──
@@ -99,7 +98,7 @@ class Scheduler:
         """The right to copy, one per stay in the pool. Raises UnknownRequest."""
         seq = self._get(request_id)
         if seq.lease is None:
-            seq.lease = KVLease(request_id, seq.block_table, self._on_drained)
+            seq.lease = KVLease(request_id, seq.block_table, self.on_drained)
         return seq.lease
 
     def attach(self, request_id: RequestId, first_token_id: int | None) -> Sequence | None:
@@ -177,9 +176,9 @@ class Scheduler:
         return len(self._awaiting_kv)
 
     @property
-    def request_ids(self) -> list[RequestId]:
+    def seqs(self) -> list[Sequence]:
         """All that have not ended, prefill legs not released included."""
-        return list(self._seqs)
+        return list(self._seqs.values())
 
     def check(self) -> None:
         """Asserts that every block is where its sequence or lease says; O(num_blocks)."""

@@ -119,7 +119,7 @@ class Drive:
         assert total == self.scheduler.pool.num_blocks
         assert min(ledger.free, ledger.held, ledger.in_flight, ledger.promised) >= 0
         live = [s for s in self.seqs.values() if s.status is not Status.ENDED]
-        assert self.scheduler.request_ids == [s.request_id for s in live]
+        assert self.scheduler.seqs == live
         for count, status in (
             (self.scheduler.num_waiting, Status.WAITING),
             (self.scheduler.num_running, Status.RUNNING),
@@ -130,4 +130,4 @@ class Drive:
     def check_empty(self) -> None:
         ledger = self.scheduler.pool.ledger()
         assert ledger.free == self.scheduler.pool.num_blocks, ledger
-        assert not self.scheduler.request_ids
+        assert not self.scheduler.seqs

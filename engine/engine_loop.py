@@ -1,0 +1,246 @@
+"""The engine thread: takes commands, schedules, steps, tells events. Knows no tensors.
+
+It alone touches the scheduler, the pool and the runner; the public methods only enqueue. One turn:
+
+1. Take the commands that have come. An idle loop blocks here, for half a second at most: turns
+   are the engine's heartbeat. Idle, it proves that no block has leaked.
+2. Schedule; tell at once who lost or found room, so that no reservation waits for a step.
+3. Run the step; tell what it computed. So `on_events` is called at most twice a turn, never with
+   nothing, on this thread.
+
+A step that fails for want of device memory fails its own requests. Any other exception is fatal:
+it is kept in `failure`, every request is told `RequestFailed`, what comes later is refused with
+EngineStopped, and the thread ends.
+"""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from itertools import count
+
+from engine.command_queue import CommandQueue
+from engine.errors import EngineError, EngineStopped, OutOfDeviceMemory
+from engine.kv_lease import KVLease
+from engine.model_runner import Runner
+from engine.request import EngineEvent, EngineRequest, RequestFailed, RequestId
+from engine.scheduled_batch import ScheduledBatch
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.stats import EngineStats, StepCounters
+from engine.step_events import events_after_step, events_before_step, last_token
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+STOP_TIMEOUT_S = 30.0
+
+
+def discard(events: list[EngineEvent]) -> None:
+    """The `on_events` of an engine that nobody listens to."""
+
+
+class EngineLoop:
+    """See the module. Every public method is thread-safe and returns at once, but for `stop`."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        on_events: Callable[[list[EngineEvent]], None] = discard,
+        eos_token_ids: frozenset[int] = frozenset(),
+        nice: int = 0,
+    ) -> None:
+        self.on_events = on_events
+        """May be set until `start`."""
+        self.failure: Exception | None = None
+        """What ended the engine, if something did."""
+        self.max_model_len = scheduler.max_model_len
+        self.block_size = scheduler.pool.block_size
+        self.num_blocks = scheduler.pool.num_blocks
+        self._scheduler = scheduler
+        self._runner = runner
+        self._eos_token_ids = eos_token_ids
+        self._nice = nice
+        self._arrivals = count()
+        self._commands = CommandQueue()
+        self._is_stopping = False
+        self._is_idle = True
+        self._is_checked = True
+        self._events: list[EngineEvent] = []
+        self._counters = StepCounters()
+        self._stats = self._counters.snapshot(scheduler)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        scheduler.on_drained = self._post_drained
+
+    # ── any thread ──
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends after the step under way, fails what is left, joins the thread. Idempotent."""
+        self._commands.post(self._on_stop)
+        if self._thread.ident is None:
+            self._end("the engine never started")
+            return
+        self._thread.join(STOP_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.error("the engine thread did not end in %.0f s", STOP_TIMEOUT_S)
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    def submit(self, request: EngineRequest) -> None:
+        """Raises RequestTooLong if it can never fit, EngineStopped. Request ids of live requests
+        differ."""
+        self._scheduler.check_fits(request)
+        now_ns = time.monotonic_ns()
+        seq = Sequence(
+            request, next(self._arrivals), self.max_model_len, self._eos_token_ids, now_ns
+        )
+        if not self._commands.post(partial(self._scheduler.add, seq)):
+            raise EngineStopped("the engine has stopped")
+
+    def abort(self, request_id: RequestId) -> None:
+        """Any leg, any state, idempotent; unknown ids are ignored. No event follows, but for those
+        of the step under way."""
+        self._commands.post(partial(self._scheduler.abort, request_id))
+
+    def release(self, request_id: RequestId) -> None:
+        """`Leg.PREFILL`: the KV is not needed any more."""
+        self.abort(request_id)
+
+    def claim(self, request_id: RequestId) -> Future[KVLease]:
+        """`Leg.DECODE`, after `Reserved`: the lease on blocks for the whole prompt; the same one
+        if claimed again. The future raises UnknownRequest, NotReserved, EngineStopped."""
+        return self._ask(partial(self._scheduler.claim, request_id))
+
+    def lease(self, request_id: RequestId) -> Future[KVLease]:
+        """`Leg.PREFILL`: a lease whose block table covers what `ChunkComputed` has told of. The
+        future raises UnknownRequest, EngineStopped."""
+        return self._ask(partial(self._scheduler.lease, request_id))
+
+    def attach(self, request_id: RequestId, first_token_id: int | None) -> None:
+        """`Leg.DECODE`, claimed: all KV of the prompt is in its blocks. It joins the next batch,
+        or has finished with that token; tells TokensOut of it. See `Scheduler.attach`."""
+        self._commands.post(partial(self._on_attach, request_id, first_token_id))
+
+    def _ask(self, question: Callable[[], KVLease]) -> Future[KVLease]:
+        future: Future[KVLease] = Future()
+        if not self._commands.post(partial(_answer, future, question)):
+            future.set_exception(EngineStopped("the engine has stopped"))
+        return future
+
+    def _post_drained(self, lease: KVLease) -> None:
+        self._commands.post(partial(self._scheduler.drained, lease))
+
+    # ── the engine thread ──
+
+    def _run(self) -> None:
+        try:
+            self._lower_priority()
+            self._runner.start()
+            while not self._is_stopping:
+                self._turn()
+        except Exception as error:
+            logger.exception("the engine failed")
+            self.failure = error
+        self._end("the engine stopped" if self.failure is None else repr(self.failure))
+
+    def _turn(self) -> None:
+        if self._commands.run(HEARTBEAT_S if self._is_idle else 0.0):
+            self._is_checked = False
+        elif self._is_idle and not self._is_checked:
+            self._scheduler.check()
+            self._is_checked = True
+        batch = self._scheduler.schedule()
+        self._events += events_before_step(batch, time.monotonic_ns())
+        self._is_idle = not batch.seqs
+        if batch.seqs:
+            if self._events:
+                self._tell()
+            self._step(batch)
+        self._counters.turns += 1
+        self._tell()
+
+    def _step(self, batch: ScheduledBatch) -> None:
+        now_ns = time.monotonic_ns()
+        for seq in batch.seqs:
+            seq.first_scheduled_ns = seq.first_scheduled_ns or now_ns
+        try:
+            token_ids = self._runner.run(batch.seqs)
+        except OutOfDeviceMemory as error:
+            logger.exception("a step of %d sequences failed", len(batch.seqs))
+            self._fail(batch.seqs, str(error))
+            return
+        computed = self._scheduler.update(batch, token_ids)
+        self._counters.count(computed)
+        self._events += events_after_step(computed, time.monotonic_ns())
+
+    def _tell(self) -> None:
+        """Publishes the stats first: who hears an event finds them as new as the event."""
+        self._stats = self._counters.snapshot(self._scheduler)
+        if self._events:
+            events, self._events = self._events, []
+            self.on_events(events)
+
+    def _on_attach(self, request_id: RequestId, first_token_id: int | None) -> None:
+        seq = self._scheduler.attach(request_id, first_token_id)
+        if seq is None:
+            return
+        if seq.lease is not None:
+            self._runner.wait_for_copies(seq.lease)
+        if first_token_id is not None and not seq.request.output_token_ids:
+            self._events.append(last_token(seq))
+
+    def _on_stop(self) -> None:
+        self._is_stopping = True
+
+    def _end(self, reason: str) -> None:
+        """Every request, also of the commands still queued, ends here."""
+        self._commands.close()
+        while self._attempt(self._commands.run):
+            pass
+        self._attempt(partial(self._fail, self._scheduler.seqs, reason))
+        self._attempt(self._tell)
+
+    def _attempt(self, action: Callable[[], object]) -> bool:
+        """What `action` answers, or True and a failure kept: an engine that ends goes on ending."""
+        try:
+            return bool(action())
+        except Exception as error:
+            logger.exception("the engine could not end in order")
+            self.failure = self.failure or error
+            return True
+
+    def _fail(self, seqs: Iterable[Sequence], reason: str) -> None:
+        """All hear of it before the first is touched: the scheduler itself may be what failed."""
+        failed = list(seqs)
+        self._events += [
+            RequestFailed(seq.request_id, reason) for seq in failed if seq.finish_reason is None
+        ]
+        for seq in failed:
+            self._scheduler.abort(seq.request_id)
+
+    def _lower_priority(self) -> None:
+        if sys.platform == "linux":  # a thread has a priority of its own only there
+            thread_id = threading.get_native_id()
+            nice = max(self._nice, os.getpriority(os.PRIO_PROCESS, thread_id))
+            os.setpriority(os.PRIO_PROCESS, thread_id, nice)
+
+
+def _answer(future: Future[KVLease], question: Callable[[], KVLease]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(question())
+    except EngineError as error:
+        future.set_exception(error)
+    except Exception as error:
+        future.set_exception(error)
+        raise

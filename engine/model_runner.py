@@ -1,0 +1,92 @@
+"""One step of tensor work: scheduled sequences in, sampled token ids out.
+
+1. Their tokens and block tables become one `BatchInput` on the device.
+2. The model writes their KV and gives logits for those that sample; the copier is told, so that
+   copies wait for this forward and not for the next.
+3. The sampler chooses on the device; reading the token ids is the step's one wait for it. A step
+   that samples nothing does not wait at all: on CUDA the next one is queued behind it.
+"""
+
+from typing import Protocol
+
+import torch
+
+from engine.batch import BatchInput, BatchRow
+from engine.errors import OutOfDeviceMemory
+from engine.kv_cache import KVCache
+from engine.kv_copier import KVCopier
+from engine.kv_lease import KVLease
+from engine.model import Model
+from engine.sampler import SampleRow, sample_tokens
+from engine.sequence import Sequence
+
+
+class Runner(Protocol):
+    """What the engine loop needs from the tensor side; the tests have one without tensors."""
+
+    def start(self) -> None:
+        """First call on the engine thread."""
+
+    def run(self, seqs: list[Sequence]) -> list[int]:
+        """Computes the scheduled tokens; one token id for each that samples, in order. Raises
+        OutOfDeviceMemory; any other exception means that the device or the code is broken."""
+
+    def wait_for_copies(self, lease: KVLease) -> None:
+        """What was copied under `lease` is seen by the next `run`."""
+
+
+class ModelRunner:
+    """A `Runner` of one model on one device. Engine thread only, but for the constructor."""
+
+    def __init__(
+        self, model: Model, kv_cache: KVCache, copier: KVCopier, num_threads: int | None
+    ) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._copier = copier
+        self._num_threads = num_threads
+        self._device = kv_cache.device
+
+    def start(self) -> None:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)  # OpenMP keeps it by calling thread
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def run(self, seqs: list[Sequence]) -> list[int]:
+        try:
+            return self._run(seqs)
+        except torch.OutOfMemoryError as error:
+            raise OutOfDeviceMemory(str(error)) from error
+
+    @torch.inference_mode()
+    def _run(self, seqs: list[Sequence]) -> list[int]:
+        sampling = [seq for seq in seqs if seq.samples_next]
+        batch = BatchInput.build(
+            [_batch_row(seq) for seq in seqs], self._kv_cache.block_size, self._device
+        )
+        logits = self._model.forward(batch, self._kv_cache)
+        self._copier.record_compute()
+        if not sampling:
+            return []
+        token_ids: list[int] = sample_tokens(
+            logits, [_sample_row(seq) for seq in sampling]
+        ).tolist()  # sync point
+        return token_ids
+
+    def wait_for_copies(self, lease: KVLease) -> None:
+        self._copier.wait_scatters(lease)
+
+
+def _batch_row(seq: Sequence) -> BatchRow:
+    return BatchRow(
+        token_ids=seq.scheduled_token_ids(),
+        num_computed_tokens=seq.num_computed_tokens,
+        block_ids=seq.block_ids(),
+        wants_logits=seq.samples_next,
+    )
+
+
+def _sample_row(seq: Sequence) -> SampleRow:
+    request = seq.request
+    return SampleRow(request.sampling, request.sample, seq.num_output_tokens)

@@ -1,0 +1,66 @@
+"""What an engine counts (`StepCounters`), and the immutable snapshot that any thread may read."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.block_pool import BlockLedger
+from engine.scheduled_batch import Computed
+from engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Published by the engine thread each turn. Counters only grow."""
+
+    waiting: int
+    """Requests not scheduled yet, or not any more: they hold nothing."""
+    running: int
+    """Requests in the batch."""
+    awaiting_kv: int
+    """Requests with a promise or blocks, whose KV has not come."""
+    blocks: BlockLedger
+    prompt_tokens_computed: int
+    output_tokens_computed: int
+    """Each output token but the last is computed once; those of resumed and preempted sequences
+    again."""
+    tokens_sampled: int
+    preemptions: int
+    """Running sequences that gave way, to be computed again."""
+    steps: int
+    """Steps that computed something."""
+    turns: int
+    """Turns of the engine loop, idle or not; at least one a second while it lives."""
+
+
+class StepCounters:
+    """The counters behind `EngineStats`. Engine thread only."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._output_tokens = 0
+        self._tokens_sampled = 0
+
+    def count(self, computed: Iterable[Computed]) -> None:
+        """One step."""
+        self._steps += 1
+        for seq, first_position, num_tokens, token_id in computed:
+            num_prompt = min(num_tokens, max(0, seq.num_prompt_tokens - first_position))
+            self._prompt_tokens += num_prompt
+            self._output_tokens += num_tokens - num_prompt
+            self._tokens_sampled += token_id is not None
+
+    def snapshot(self, scheduler: Scheduler) -> EngineStats:
+        return EngineStats(
+            waiting=scheduler.num_waiting,
+            running=scheduler.num_running,
+            awaiting_kv=scheduler.num_awaiting_kv,
+            blocks=scheduler.pool.ledger(),
+            prompt_tokens_computed=self._prompt_tokens,
+            output_tokens_computed=self._output_tokens,
+            tokens_sampled=self._tokens_sampled,
+            preemptions=scheduler.num_preemptions,
+            steps=self._steps,
+            turns=self.turns,
+        )

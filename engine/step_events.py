@@ -1,0 +1,48 @@
+"""What an engine tells of a step: pure functions from what was computed to `EngineEvent`s."""
+
+from collections.abc import Iterable
+
+from engine.request import ChunkComputed, EngineEvent, ReservationLost, Reserved, TokensOut
+from engine.scheduled_batch import Computed, ScheduledBatch
+from engine.sequence import Sequence
+
+
+def events_before_step(batch: ScheduledBatch, now_ns: int) -> list[EngineEvent]:
+    """Room lost and found. A request that lost it may have found it again."""
+    return [
+        *(ReservationLost(seq.request_id) for seq in batch.lost),
+        *(Reserved(seq.request_id, now_ns - seq.submitted_ns) for seq in batch.reserved),
+    ]
+
+
+def events_after_step(computed: Iterable[Computed], now_ns: int) -> list[EngineEvent]:
+    """A prefill leg's last chunk comes before its token."""
+    events: list[EngineEvent] = []
+    for done in computed:
+        if done.seq.is_prefill_leg:
+            events.append(_chunk(done, now_ns))
+        if done.token_id is not None:
+            events.append(last_token(done.seq))
+    return events
+
+
+def last_token(seq: Sequence) -> TokensOut:
+    """The last token of `seq`, which has one."""
+    return TokensOut(
+        request_id=seq.request_id,
+        first_index=seq.num_output_tokens - 1,
+        token_ids=(int(seq.token_ids[seq.num_tokens - 1]),),
+        finish_reason=seq.finish_reason,
+    )
+
+
+def _chunk(done: Computed, now_ns: int) -> ChunkComputed:
+    seq = done.seq
+    num_computed = done.first_position + done.num_tokens
+    return ChunkComputed(
+        request_id=seq.request_id,
+        num_computed_tokens=num_computed,
+        is_last=num_computed == seq.num_prompt_tokens,
+        queue_ns=seq.first_scheduled_ns - seq.submitted_ns,
+        build_ns=now_ns - seq.first_scheduled_ns,
+    )
