@@ -1,15 +1,18 @@
 """The `baton` command: `baton up` runs a cluster; the other words start one process each.
 
 `up` is the only one that runs here. The others become `python -m …`, in this same process, and
-their flags are theirs: `baton decode --help` is the help of the worker.
+their flags are theirs: `baton decode --help` is the help of the worker. One flag is ours: with
+`--model NAME` (or BATON_MODEL) the model is prepared first, and its folder is passed on.
 """
 
 import os
+import subprocess
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from deploy import up
-from deploy.plan import UpConfig
+from deploy import plan, up
+from deploy.plan import Model, UpConfig
 from runtime import flags
 
 USAGE = """\
@@ -31,10 +34,9 @@ Try:
 """
 
 COMMANDS = {
-    "prepare": ("engine.prepare",),
-    "router": ("router",),
-    "prefill": ("deploy.worker", "--role", "prefill"),
-    "decode": ("deploy.worker", "--role", "decode"),
+    "router": (plan.ROUTER,),
+    "prefill": (plan.WORKER, "--role", "prefill"),
+    "decode": (plan.WORKER, "--role", "decode"),
 }
 
 
@@ -43,13 +45,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if command == "up":
         sys.exit(up.main(_up_config(rest)))
+    if command == "prepare":
+        _become(up.PREPARE, *rest)
     if command in COMMANDS:
-        os.execv(sys.executable, [sys.executable, "-m", *COMMANDS[command], *rest])
+        _become(*COMMANDS[command], *_with_model(command, rest))
     if command in ("-h", "--help", "help"):
         print(USAGE, end="")
         sys.exit(0)
     print(f"baton: no such command: {command}\n\n{USAGE}", end="", file=sys.stderr)
     sys.exit(2)
+
+
+def _become(*arguments: str) -> None:
+    os.execv(sys.executable, [sys.executable, "-m", *arguments])
+
+
+def _with_model(command: str, argv: list[str]) -> list[str]:
+    """`argv` with the folder of the prepared model in place of `--model`."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model", default=os.environ.get("BATON_MODEL"))
+    options, rest = parser.parse_known_args(argv)
+    if options.model is None:
+        return rest
+    prepare = [sys.executable, "-m", up.PREPARE, "--model", options.model]
+    prepared = subprocess.run(prepare, stdout=subprocess.PIPE, check=False)
+    if prepared.returncode != 0:
+        sys.exit(prepared.returncode)
+    model = Model.from_json(prepared.stdout)
+    name = ["--served-model-name", model.served_model_name] if command == "router" else []
+    return ["--model-path", model.path, *name, *rest]
 
 
 def _up_config(argv: Sequence[str]) -> UpConfig:

@@ -3,6 +3,7 @@
 Pure, but for looking at the machine: which ports are free, which cores and GPUs there are.
 """
 
+import json
 import os
 import random
 import shlex
@@ -69,6 +70,11 @@ class Model:
 
     path: str
     served_model_name: str
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Model":
+        answer = json.loads(text)
+        return cls(answer["path"], answer["served_model_name"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,7 @@ async def _prepare(config: UpConfig) -> Model:
             await process.wait()
     if process.returncode != 0:
         raise CannotStart(f"cannot prepare the model {config.model}")
-    answer = json.loads(output)
-    return Model(answer["path"], answer["served_model_name"])
+    return Model.from_json(output)
 
 
 async def _become_ready(made: Plan, supervisor: Supervisor, timeout_s: float) -> None:

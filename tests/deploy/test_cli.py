@@ -1,6 +1,7 @@
 """The words of the `baton` command."""
 
 import os
+import subprocess
 
 import pytest
 
@@ -14,6 +15,14 @@ from deploy import cli
         (["prefill", "--help"], ["-m", "deploy.worker", "--role", "prefill", "--help"]),
         (["decode"], ["-m", "deploy.worker", "--role", "decode"]),
         (["prepare", "--model", "x"], ["-m", "engine.prepare", "--model", "x"]),
+        (
+            ["decode", "--model=x", "--name", "d"],
+            ["-m", "deploy.worker", "--role", "decode", "--model-path", "/x", "--name", "d"],
+        ),
+        (
+            ["router", "--model", "x"],
+            ["-m", "router", "--model-path", "/x", "--served-model-name", "an x"],
+        ),
     ],
 )
 def test_one_process_is_another_program(
@@ -26,7 +35,12 @@ def test_one_process_is_another_program(
         assert [path, *program] == arguments
         raise Became
 
+    def prepare(argv: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        assert argv[1:] == ["-m", "engine.prepare", "--model", "x"]
+        return subprocess.CompletedProcess(argv, 0, b'{"path": "/x", "served_model_name": "an x"}')
+
     monkeypatch.setattr(os, "execv", become)
+    monkeypatch.setattr(subprocess, "run", prepare)
     with pytest.raises(Became):
         cli.main(argv)
 
