@@ -54,6 +54,7 @@ class EngineLoop:
         on_events: Callable[[list[EngineEvent]], None] = discard,
         eos_token_ids: frozenset[int] = frozenset(),
         nice: int = 0,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.on_events = on_events
         """May be set until `start`."""
@@ -66,6 +67,7 @@ class EngineLoop:
         self._runner = runner
         self._eos_token_ids = eos_token_ids
         self._nice = nice
+        self._heartbeat_s = heartbeat_s
         self._arrivals = count()
         self._commands = CommandQueue()
         self._is_stopping = False
@@ -153,7 +155,7 @@ class EngineLoop:
         self._end("the engine stopped" if self.failure is None else repr(self.failure))
 
     def _turn(self) -> None:
-        if self._commands.run(HEARTBEAT_S if self._is_idle else 0.0):
+        if self._commands.run(self._heartbeat_s if self._is_idle else 0.0):
             self._is_checked = False
         elif self._is_idle and not self._is_checked:
             self._scheduler.check()
@@ -193,6 +195,7 @@ class EngineLoop:
         seq = self._scheduler.attach(request_id, first_token_id)
         if seq is None:
             return
+        self._counters.count_received(seq.num_prompt_tokens)
         if seq.lease is not None:
             self._runner.wait_for_copies(seq.lease)
         if first_token_id is not None and not seq.request.output_token_ids:

@@ -1,0 +1,80 @@
+"""`Engine`: one model on one device, behind the engine loop's command queue.
+
+1. The constructor loads the model and allocates the KV pool, on the caller's thread; seconds.
+2. `start` starts the engine thread; requests go in by `submit`, and come out by `on_events`.
+3. KV goes in and out beside the steps: `claim` and `lease` give the right to copy, `copier` copies.
+4. `stop` ends it; `failure` tells whether it ended by itself.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from engine.block_pool import BlockPool
+from engine.config import EngineConfig, ModelConfig
+from engine.engine_loop import EngineLoop, discard
+from engine.errors import InvalidRequest
+from engine.fingerprint import fingerprint
+from engine.kv_cache import KVCache
+from engine.kv_copier import KVCopier
+from engine.model import Model
+from engine.model_runner import ModelRunner
+from engine.request import EngineEvent, RequestId
+from engine.scheduler import Scheduler
+from engine.weights import ModelWeights, load_weights, random_weights
+
+
+class Engine(EngineLoop):
+    """See the module, and EngineLoop for the commands."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_events: Callable[[list[EngineEvent]], None] = discard,
+        wire_version: int = 0,
+    ) -> None:
+        """Raises ModelError, UnsupportedModel. `wire_version` of the fabric that carries the KV is
+        part of the fingerprint."""
+        self.config = config
+        self.model_config = ModelConfig.from_folder(config.model_path)
+        device = config.resolve_device()
+        dtype = config.resolve_dtype(self.model_config)
+        self.kv_shape = self.model_config.kv_shape(dtype)
+        """(layers, KV heads, bytes of one head of one token's K or V)"""
+        weights = _weights(config, self.model_config, dtype, device)
+        self.fingerprint = fingerprint(self.model_config, weights.digest, dtype, wire_version)
+        num_blocks = config.resolve_num_blocks(self.model_config)
+        kv_cache = KVCache(self.model_config, num_blocks, config.block_size, dtype, device)
+        self.copier = KVCopier(kv_cache)
+        scheduler = Scheduler(
+            BlockPool(num_blocks, config.block_size),
+            token_budget=config.token_budget,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.resolve_max_model_len(self.model_config),
+        )
+        runner = ModelRunner(
+            Model(self.model_config, weights), kv_cache, self.copier, config.num_threads
+        )
+        super().__init__(
+            scheduler, runner, on_events, self.model_config.eos_token_ids, nice=config.nice
+        )
+
+    def attach(self, request_id: RequestId, first_token_id: int | None) -> None:
+        """See EngineLoop.attach. Raises InvalidRequest for a token the model does not know: it
+        comes from a peer, and would break the device."""
+        if first_token_id is not None and not 0 <= first_token_id < self.model_config.vocab_size:
+            raise InvalidRequest(f"first token {first_token_id} is not in the vocabulary")
+        super().attach(request_id, first_token_id)
+
+    def stop(self) -> None:
+        """See EngineLoop.stop; completes the copies under way."""
+        super().stop()
+        self.copier.close()
+
+
+def _weights(
+    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> ModelWeights:
+    if config.random_weights is not None:
+        return random_weights(model_config, config.random_weights, dtype, device)
+    return load_weights(config.model_path, model_config, dtype, device)
