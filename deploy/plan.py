@@ -54,7 +54,7 @@ class UpConfig:
     cores: str = flag(
         "auto", help="cores for CPU workers: auto, none (not pinned) or a list such as 0-3,8"
     )
-    host: str = flag(LOOPBACK, help="address the router listens on; workers stay on loopback")
+    host: str = flag(LOOPBACK, help="address the router listens on")
     port: int = flag(8000, help="port the router listens on")
     run_dir: str = flag(".baton", help="folder for logs and cluster.json; one cluster in each")
     ready_timeout_s: float = flag(300.0, help="give up if the cluster is not ready by then")
@@ -178,7 +178,7 @@ def _worker_argv(
         *("--model-path", model.path, "--device", config.device, "--dtype", config.dtype),
         *("--kv-memory", str(config.kv_memory)),
         *("--host", LOOPBACK, "--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port)),
-        *("--fabric-listen", f"ucx://{LOOPBACK}:0", "--advertise-host", LOOPBACK),
+        *("--advertise-host", LOOPBACK),
         *("--drain-grace-s", str(STOP_GRACE_S)),
     )
 
