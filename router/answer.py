@@ -36,7 +36,7 @@ async def _collect(
         reason = last[index].finish_reason
         assert reason is not None, last[index]
         choices.append(WholeChoice(index, text, reason))
-    await reply.json(form.completion(choices, _usage(request, last)))
+    reply.json(form.completion(choices, _usage(request, last)))
 
 
 async def _stream(
@@ -51,8 +51,7 @@ async def _stream(
             await reply.event(form.chunk([choice], has_usage=has_usage))
     if has_usage:
         await reply.event(form.chunk([], _usage(request, last), has_usage=True))
-    await reply.event("[DONE]")
-    await reply.end()
+    reply.last_event("[DONE]")
 
 
 def _usage(request: ValidRequest, last: dict[int, Piece]) -> Usage:

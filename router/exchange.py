@@ -27,39 +27,49 @@ log = get_logger()
 
 
 class Reply:
-    """What goes back to the client: one JSON document, or a stream of server-sent events."""
+    """What goes back to the client: one JSON document, or a stream of server-sent events.
+
+    The last of it is kept until `end`: by then the request is counted, so that who has an answer
+    also finds it in the metrics.
+    """
 
     def __init__(self, send: Send, timeout_s: float) -> None:
         self.is_streaming = False
         self._send = send
         self._timeout_s = timeout_s
+        self._last = b""
 
-    async def json(self, document: str) -> None:
-        await self._start(HTTPStatus.OK, "application/json")
-        await self._write(document, is_last=True)
+    def json(self, document: str) -> None:
+        """The whole reply."""
+        assert not self.is_streaming
+        self._last = document.encode()
 
     async def event(self, data: str) -> None:
         """`data` holds no line break."""
         if not self.is_streaming:
-            await self._start(HTTPStatus.OK, "text/event-stream; charset=utf-8")
             self.is_streaming = True
-        await self._write(f"data: {data}\n\n")
+            await self._start((b"content-type", b"text/event-stream; charset=utf-8"))
+        await self._write(_event(data), more_body=True)
+
+    def last_event(self, data: str) -> None:
+        assert self.is_streaming
+        self._last = _event(data)
 
     async def end(self) -> None:
-        """After the last event."""
-        await self._write("", is_last=True)
+        if not self.is_streaming:
+            length = str(len(self._last)).encode()
+            await self._start((b"content-type", b"application/json"), (b"content-length", length))
+        await self._write(self._last, more_body=False)
 
-    async def _start(self, status: int, content_type: str) -> None:
-        headers = [
-            (b"content-type", content_type.encode()),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # nginx would collect events
-        ]
-        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+    async def _start(self, *headers: tuple[bytes, bytes]) -> None:
+        # nginx would collect events, and caches have no business here.
+        headers = (*headers, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+        await self._put(
+            {"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers}
+        )
 
-    async def _write(self, text: str, is_last: bool = False) -> None:
-        body = text.encode()
-        await self._put({"type": "http.response.body", "body": body, "more_body": not is_last})
+    async def _write(self, body: bytes, *, more_body: bool) -> None:
+        await self._put({"type": "http.response.body", "body": body, "more_body": more_body})
 
     async def _put(self, message: Message) -> None:
         try:
@@ -67,6 +77,10 @@ class Reply:
                 await self._send(message)
         except (TimeoutError, OSError) as error:
             raise Disconnected("the client takes nothing any more") from error
+
+
+def _event(data: str) -> bytes:
+    return f"data: {data}\n\n".encode()
 
 
 Answer = Callable[[JSONObject, Reply], Coroutine[Any, Any, None]]
@@ -98,6 +112,7 @@ class Exchange(Response):
                 with self._metrics.track_request():
                     body = await self._read_json(scope, receive)
                     await _while_connected(receive, self._answer(body, reply))
+            await reply.end()
         except Disconnected:
             log.info("client left")
 
@@ -146,8 +161,7 @@ async def _errors_told(reply: Reply) -> AsyncIterator[None]:
             error = ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error.")
         if not reply.is_streaming:
             raise error from None
-        await reply.event(error.body())
-        await reply.end()
+        reply.last_event(error.body())
 
 
 async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -1,0 +1,98 @@
+"""Bodies: what is taken, what is refused, and by which name."""
+
+import pytest
+
+from router.errors import BadRequest
+from router.schemas import ChatBody, CompletionBody
+from router.tokenizer import JSONObject
+
+CHAT: JSONObject = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION: JSONObject = {"model": "m", "prompt": "Hi"}
+
+
+def test_defaults_are_openais() -> None:
+    body = ChatBody.parse(CHAT)
+    assert (body.temperature, body.top_p, body.stream, body.max_tokens) == (1.0, 1.0, False, None)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"n": 1},
+        {"tools": [], "tool_choice": "auto"},
+        {"logprobs": False, "top_logprobs": None},
+        {"presence_penalty": 0.0, "frequency_penalty": 0},
+        {"response_format": {"type": "text"}},
+        {"temperature": None, "stop": None, "stream": None},
+        {"user": "me", "metadata": {"a": "b"}, "store": False},
+    ],
+)
+def test_what_asks_for_nothing_is_taken(harmless: JSONObject) -> None:
+    ChatBody.parse({**CHAT, **harmless})
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"logprobs": True}, "logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"frobnicate": 1}, "frobnicate"),
+        ({"frobnicate": None}, "frobnicate"),
+        ({"temperature": "0.7"}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"seed": 1 << 64}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x", "audio": {}}]}, "messages.0.audio"),
+        ({"model": None}, "model"),
+        ({"prompt": "Hi"}, "prompt"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+    ],
+)
+def test_a_refusal_names_the_parameter(change: JSONObject, param: str) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        ChatBody.parse({**CHAT, **change})
+    assert refusal.value.param == param
+    assert param.split(".")[-1] in refusal.value.message
+
+
+@pytest.mark.parametrize("change", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}])
+def test_what_completions_do_not_have(change: JSONObject) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        CompletionBody.parse({**COMPLETION, **change})
+    assert refusal.value.param in change
+    assert refusal.value.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2, 3]]])
+def test_the_four_forms_of_a_prompt(prompt: object) -> None:
+    assert CompletionBody.parse({"model": "m", "prompt": prompt}).prompt == prompt
+
+
+@pytest.mark.parametrize("prompt", [1, None, [1, "a"], [[1], "a"], [-1], [True], {"a": 1}])
+def test_other_forms_are_refused(prompt: object) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        CompletionBody.parse({"model": "m", "prompt": prompt})
+    assert refusal.value.param is not None
+    assert refusal.value.param.startswith("prompt")
+
+
+def test_parts_of_a_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]
+    body = ChatBody.parse({**CHAT, "messages": [{"role": "user", "content": parts}]})
+    assert body.messages[0].text == "Hi there"
+    parts[0]["type"] = "image_url"
+    with pytest.raises(BadRequest, match="messages"):
+        ChatBody.parse({**CHAT, "messages": [{"role": "user", "content": parts}]})

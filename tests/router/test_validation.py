@@ -1,0 +1,93 @@
+"""Bodies to valid requests: limits, defaults, and numbers in refusals."""
+
+import pytest
+
+from router.errors import BadRequest, ModelNotFound
+from router.request import RequestId, ValidRequest
+from router.schemas import ChatBody, CompletionBody
+from router.tokenizer import TextTokenizer
+from router.validation import Validator
+
+ID = RequestId("r")
+MAX_MODEL_LEN = 100
+
+
+@pytest.fixture
+def validator(tokenizer: TextTokenizer) -> Validator:
+    async def max_model_len() -> int:
+        return MAX_MODEL_LEN
+
+    return Validator(tokenizer, "tiny", max_prompts=3, max_model_len=max_model_len)
+
+
+async def complete(validator: Validator, **body: object) -> ValidRequest:
+    return await validator.completion(ID, CompletionBody.parse({"model": "tiny", **body}))
+
+
+async def test_a_chat_may_use_the_whole_context(validator: Validator) -> None:
+    messages = [{"role": "developer", "content": "Hi"}]
+    body = ChatBody.parse({"model": "tiny", "messages": messages})
+    request = await validator.chat(ID, body)
+    (prompt,) = request.prompts
+    assert prompt.sampling.max_tokens == MAX_MODEL_LEN - len(prompt.token_ids)
+
+
+async def test_a_completion_has_openais_default_if_that_fits(validator: Validator) -> None:
+    request = await complete(validator, prompt=[[5], [5] * 95])
+    assert [prompt.sampling.max_tokens for prompt in request.prompts] == [16, 5]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "numbers"),
+    [([5] * 100, None, ("100", "101")), ([5] * 90, 11, ("100", "90", "11", "101"))],
+)
+async def test_what_cannot_fit_is_told_with_the_numbers(
+    validator: Validator, prompt: list[int], max_tokens: int | None, numbers: tuple[str, ...]
+) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        await complete(validator, prompt=prompt, max_tokens=max_tokens)
+    assert refusal.value.code == "context_length_exceeded"
+    assert all(number in refusal.value.message for number in numbers)
+
+
+async def test_what_just_fits_is_taken(validator: Validator) -> None:
+    request = await complete(validator, prompt=[5] * 90, max_tokens=10)
+    assert request.prompts[0].sampling.max_tokens == 10
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], ["a", "b", "c", "d"], [5, 1 << 20]])
+async def test_prompts_that_are_none(validator: Validator, prompt: object) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        await complete(validator, prompt=prompt)
+    assert refusal.value.param == "prompt"
+
+
+async def test_seeds(validator: Validator) -> None:
+    drawn = await complete(validator, prompt=["a", "a"])
+    assert drawn.prompts[0].sampling.seed != drawn.prompts[1].sampling.seed
+    negative = await complete(validator, prompt="a", seed=-1)
+    assert negative.prompts[0].sampling.seed == (1 << 64) - 1
+
+
+async def test_the_rest_is_carried_over(validator: Validator) -> None:
+    request = await complete(
+        validator, prompt="a", stop="x", top_k=-1, stop_token_ids=[3], ignore_eos=True, stream=True
+    )
+    assert request.stop == ("x",)
+    assert request.is_streaming
+    sampling = request.prompts[0].sampling
+    assert (sampling.top_k, sampling.stop_token_ids, sampling.ignore_eos) == (0, (3,), True)
+
+
+async def test_another_model_is_not_here(validator: Validator) -> None:
+    body = CompletionBody.parse({"model": "gpt-4", "prompt": "a"})
+    with pytest.raises(ModelNotFound):
+        await validator.completion(ID, body)
+
+
+async def test_two_words_for_one_limit(validator: Validator) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    both = {"max_tokens": 1, "max_completion_tokens": 2}
+    body = ChatBody.parse({"model": "tiny", "messages": messages, **both})
+    with pytest.raises(BadRequest):
+        await validator.chat(ID, body)
