@@ -103,7 +103,7 @@ class DecodeLeg:
                 return self._heartbeat()
             case Reserved():
                 self._timings.queue_ns += item.queue_ns
-                self._metrics.observe_stage("queue", item.queue_ns)
+                self._metrics.observe_reserved(item.queue_ns)
                 return [self._offer(self._handoff.begin())]
             case ReservationLost():
                 self._handoff.drop()
@@ -153,9 +153,9 @@ class DecodeLeg:
         self._timings.install_ns = self._handoff.install_ns
         self._timings.kv_nbytes += verdict.report.nbytes
         self._timings.kv_frames += verdict.report.frames
-        self._metrics.observe_stage("transfer", self._committed_ns - self._ticket_ns)
-        self._metrics.observe_stage("install", self._handoff.install_ns)
-        self._metrics.count_received_tokens(len(self._request.prompt_token_ids))
+        self._metrics.observe_installed(
+            self._committed_ns - self._ticket_ns, self._handoff.install_ns
+        )
 
     def _on_lost(self, verdict: Lost) -> list[pb.GenerateEvent]:
         if not self._handoff.is_current(verdict):
@@ -169,7 +169,7 @@ class DecodeLeg:
             self._joined_ns = time.monotonic_ns()
             if self._committed_ns:
                 self._timings.attach_ns = self._joined_ns - self._committed_ns
-                self._metrics.observe_stage("attach", self._timings.attach_ns)
+                self._metrics.observe_attached(self._timings.attach_ns)
         events = [
             pb.GenerateEvent(
                 tokens=pb.Tokens(

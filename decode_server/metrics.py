@@ -1,35 +1,35 @@
-"""What the decode service measures: its part of the handoff, and what it prefilled itself."""
+"""What the decode service measures: its queue, its part of the handoff, its own prefills."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from runtime.metrics import STAGE_SECONDS
+from kvfabric.errors import FabricError
+from runtime.metrics import TTFT_SECONDS, HandoffStages
 
-LOCAL_PREFILL_REASONS = ("colocated", "no_prefill_worker", "single_token")
+LOCAL_PREFILL_REASONS = ("colocated", "no_prefill_worker")
 """Reasons a router may give; any other counts as `other`, so that labels stay few."""
 
 
 class DecodeMetrics:
     """Observed by `DecodeLeg` and the service."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._stage = Histogram(
-            "baton_decode_stage_seconds",
-            "Time of a decode leg's stages: queue (until room is reserved), transfer (ticket to "
-            "COMMIT), install (scattering into blocks, summed), attach (COMMIT to joining the "
-            "batch).",
-            ["stage"],
+    def __init__(self, registry: CollectorRegistry, stages: HandoffStages) -> None:
+        self._stages = stages
+        self._queue = Histogram(
+            "baton_decode_queue_seconds",
+            "Time a request waited for room to be reserved.",
             registry=registry,
-            buckets=STAGE_SECONDS,
+            buckets=TTFT_SECONDS,
+        )
+        self._transfer = Histogram(
+            "baton_transfer_seconds",
+            "Time from minting a ticket to COMMIT: queueing and computing on prefill included.",
+            registry=registry,
+            buckets=TTFT_SECONDS,
         )
         self._local_prefills = Counter(
             "baton_local_prefills_total",
-            "Requests whose prompt this decode worker computed itself, by reason.",
+            "Requests whose prompt this decode worker was told to compute itself, by reason.",
             ["reason"],
-            registry=registry,
-        )
-        self._received_tokens = Counter(
-            "baton_received_prompt_tokens_total",
-            "Prompt tokens whose KV came by a transfer and was attached.",
             registry=registry,
         )
         self._lost = Counter(
@@ -39,14 +39,18 @@ class DecodeMetrics:
             registry=registry,
         )
 
-    def observe_stage(self, stage: str, ns: int) -> None:
-        self._stage.labels(stage).observe(ns / 1e9)
+    def observe_reserved(self, queue_ns: int) -> None:
+        self._queue.observe(queue_ns / 1e9)
+
+    def observe_installed(self, transfer_ns: int, install_ns: int) -> None:
+        self._transfer.observe(transfer_ns / 1e9)
+        self._stages.observe("install", install_ns)
+
+    def observe_attached(self, attach_ns: int) -> None:
+        self._stages.observe("attach", attach_ns)
 
     def count_local_prefill(self, reason: str) -> None:
         self._local_prefills.labels(reason if reason in LOCAL_PREFILL_REASONS else "other").inc()
 
-    def count_received_tokens(self, num_tokens: int) -> None:
-        self._received_tokens.inc(num_tokens)
-
-    def count_lost(self, error: Exception) -> None:
+    def count_lost(self, error: FabricError) -> None:
         self._lost.labels(type(error).__name__).inc()

@@ -19,6 +19,7 @@ from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
 from runtime.call import Draining, deadline
 from runtime.log import bind_request
+from runtime.metrics import HandoffStages
 
 Context = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateEvent]
 
@@ -32,11 +33,12 @@ class DecodeService(pb_grpc.DecodeServicer):
         fabric: Fabric,
         status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
         registry: CollectorRegistry,
+        stages: HandoffStages,
     ) -> None:
         self._engine = engine
         self._fabric = fabric
         self._status = status
-        self._metrics = DecodeMetrics(registry)
+        self._metrics = DecodeMetrics(registry, stages)
         self._legs: set[DecodeLeg] = set()
         self._serial = itertools.count()
 
@@ -85,8 +87,9 @@ def add_services(
     fabric: Fabric,
     status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
     registry: CollectorRegistry,
+    stages: HandoffStages,
 ) -> list[str]:
     """Mounts the service; returns the full names of what was mounted, for health."""
-    service = DecodeService(engine, fabric, status, registry)
+    service = DecodeService(engine, fabric, status, registry, stages)
     pb_grpc.add_DecodeServicer_to_server(service, server)
     return [pb.DESCRIPTOR.services_by_name["Decode"].full_name]

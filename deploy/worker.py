@@ -24,13 +24,15 @@ from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig, ModelError
 from engine.engine import Engine
 from engine.errors import EngineStopped, InvalidRequest, RequestTooLong
+from kvfabric.config import FabricConfig
 from kvfabric.errors import FabricError, HandshakeRefused
-from kvfabric.fabric import Fabric, FabricConfig
+from kvfabric.fabric import Fabric
+from kvfabric.frame import WIRE_VERSION
 from runtime import flags, log
 from runtime.call import Draining
 from runtime.grpc_errors import ErrorTable
 from runtime.grpc_server import CannotListen, GrpcServer, serve
-from runtime.metrics import MetricsServer, new_registry
+from runtime.metrics import HandoffStages, MetricsServer, new_registry
 
 ERRORS: ErrorTable = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -65,12 +67,10 @@ def run(config: WorkerConfig) -> None:
     """Runs a worker until it is told to stop, or its engine fails (exit status 1)."""
     if config.cores:
         os.sched_setaffinity(0, {int(core) for core in config.cores})
-    engine = Engine(_engine_config(config))
+    engine = Engine(_engine_config(config), wire_version=WIRE_VERSION)
     generation = new_generation()
-    staging = engine.copier.allocate_staging(
-        config.slot_size * (config.send_slots + config.recv_slots)
-    )
-    fabric = Fabric(_fabric_config(config, engine, generation), staging)
+    fabric_config = _fabric_config(config, engine, generation)
+    fabric = Fabric(fabric_config, engine.copier.allocate_staging(fabric_config.staging_nbytes))
     fabric.start()
     try:
         asyncio.run(_serve(config, engine, fabric, generation))
@@ -88,7 +88,9 @@ async def _serve(config: WorkerConfig, engine: Engine, fabric: Fabric, generatio
     status = WorkerStatus(config.name, Path(config.model_path).name, engine, fabric, generation)
     async_engine = AsyncEngine(engine, loop_wait_histogram(registry).observe)
     server = GrpcServer(ERRORS)
-    services = ADD_SERVICES[config.role](server.server, async_engine, fabric, status, registry)
+    add_services = ADD_SERVICES[config.role]
+    stages = HandoffStages(registry)
+    services = add_services(server.server, async_engine, fabric, status, registry, stages)
     engine.start()
 
     async def on_drain() -> None:
@@ -133,6 +135,7 @@ def _fabric_config(config: WorkerConfig, engine: Engine, generation: int) -> Fab
         checksum=config.checksum,
         connect_timeout_s=config.connect_timeout_s,
         send_timeout_s=config.send_timeout_s,
+        first_frame_timeout_s=config.first_frame_timeout_s,
         transfer_timeout_s=config.transfer_timeout_s,
     )
 

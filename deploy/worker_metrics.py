@@ -65,14 +65,19 @@ class WorkerCollector(Collector):
         )
         yield _labelled(
             CounterMetricFamily(
-                "baton_computed_tokens", "Tokens whose KV was computed here.", labels=["of"]
+                "baton_prompt_tokens", "Prompt tokens by source of their KV.", labels=["source"]
             ),
             {
-                ("prompt",): stats.prompt_tokens_computed,
-                ("output",): stats.output_tokens_computed,
+                ("computed",): stats.prompt_tokens_computed,
+                ("received",): stats.prompt_tokens_received,
             },
         )
-        yield _counter("baton_sampled_tokens", "Output tokens sampled.", stats.tokens_sampled)
+        yield _counter(
+            "baton_output_tokens_computed",
+            "Output tokens whose KV was computed, again after a resume or a preemption included.",
+            stats.output_tokens_computed,
+        )
+        yield _counter("baton_output_tokens", "Output tokens sampled.", stats.tokens_sampled)
         yield _counter("baton_engine_steps", "Steps that computed something.", stats.steps)
         yield _counter("baton_engine_turns", "Turns of the engine loop, idle or not.", stats.turns)
         yield _counter(
@@ -89,18 +94,28 @@ class WorkerCollector(Collector):
         )
         yield _labelled(
             GaugeMetricFamily("baton_transfers", "Transfers under way.", labels=["direction"]),
-            {("in",): stats.expected, ("out",): stats.outgoing},
+            {("in",): stats.expected_transfers, ("out",): stats.outgoing_transfers},
         )
         yield _gauge("baton_fabric_endpoints", "Live connections to peers.", stats.endpoints)
         yield _labelled(
             CounterMetricFamily(
                 "baton_handoff_bytes", "KV payload bytes moved.", labels=["direction"]
             ),
-            {("sent",): stats.bytes_sent, ("received",): stats.bytes_received},
+            {("sent",): stats.sent_nbytes, ("received",): stats.received_nbytes},
         )
         yield _labelled(
             CounterMetricFamily("baton_handoff_frames", "KV frames moved.", labels=["direction"]),
-            {("sent",): stats.frames_sent, ("received",): stats.frames_received},
+            {("sent",): stats.sent_frames, ("received",): stats.received_frames},
+        )
+        yield _counter(
+            "baton_handoff_frames_dropped",
+            "Frames received and thrown away: late, unknown or duplicate.",
+            stats.dropped_frames,
+        )
+        yield _gauge(
+            "baton_fabric_loop_lag_seconds",
+            "Longest time a due timer waited for the fabric's loop since the previous scrape.",
+            stats.loop_lag_s,
         )
         yield _labelled(
             CounterMetricFamily("baton_fabric_errors", "Errors of the fabric.", labels=["error"]),

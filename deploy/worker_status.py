@@ -41,7 +41,7 @@ class WorkerStatus:
             fabric=pb.FabricLedger(
                 send_slots_used=fabric.send_slots_used,
                 recv_slots_used=fabric.recv_slots_used,
-                transfers=fabric.expected + fabric.outgoing,
+                transfers=fabric.expected_transfers + fabric.outgoing_transfers,
                 endpoints=fabric.endpoints,
             ),
         )

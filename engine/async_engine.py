@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from engine.engine import Engine
 from engine.request import EngineEvent, EngineRequest, RequestId, TokensOut
@@ -33,8 +33,9 @@ class Mailbox(Generic[T]):
         self._arrived = asyncio.Event()
 
     def put(self, item: T) -> None:
-        if self._items and isinstance(item, TokensOut) and isinstance(self._items[-1], TokensOut):
-            self._items[-1] = _joined(self._items[-1], item)
+        last = self._items[-1] if self._items else None
+        if isinstance(item, TokensOut) and isinstance(last, TokensOut):
+            self._items[-1] = cast(T, _joined(last, item))
         else:
             self._items.append(item)
         self._arrived.set()

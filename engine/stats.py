@@ -20,6 +20,8 @@ class EngineStats:
     """Requests with a promise or blocks, whose KV has not come."""
     blocks: BlockLedger
     prompt_tokens_computed: int
+    prompt_tokens_received: int
+    """Attached: their KV was computed by another worker."""
     output_tokens_computed: int
     """Each output token but the last is computed once; those of resumed and preempted sequences
     again."""
@@ -39,6 +41,7 @@ class StepCounters:
         self.turns = 0
         self._steps = 0
         self._prompt_tokens = 0
+        self._prompt_tokens_received = 0
         self._output_tokens = 0
         self._tokens_sampled = 0
 
@@ -51,6 +54,10 @@ class StepCounters:
             self._output_tokens += num_tokens - num_prompt
             self._tokens_sampled += token_id is not None
 
+    def count_received(self, num_tokens: int) -> None:
+        """A prompt attached."""
+        self._prompt_tokens_received += num_tokens
+
     def snapshot(self, scheduler: Scheduler) -> EngineStats:
         return EngineStats(
             waiting=scheduler.num_waiting,
@@ -58,6 +65,7 @@ class StepCounters:
             awaiting_kv=scheduler.num_awaiting_kv,
             blocks=scheduler.pool.ledger(),
             prompt_tokens_computed=self._prompt_tokens,
+            prompt_tokens_received=self._prompt_tokens_received,
             output_tokens_computed=self._output_tokens,
             tokens_sampled=self._tokens_sampled,
             preemptions=scheduler.num_preemptions,

@@ -78,6 +78,12 @@ class Fabric:
         if not self._closed:
             self._call(self._node.forget, transfer_id)
 
+    def give_up(self, transfer_id: TransferId) -> None:
+        """Its sender has failed, says somebody who knows: the sink hears `lost` with what is
+        installed, unless the transfer has ended. The sender, if it lives, gets ABORT."""
+        if not self._closed:
+            self._call(self._node.give_up, transfer_id)
+
     def ship(self, ticket: Ticket, shape: KVShape, source: FrameSource) -> Outgoing:
         """Starts connecting at once. What goes wrong comes through `Outgoing.done`."""
         check_framable(shape, self.config)

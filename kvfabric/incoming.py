@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from kvfabric.control import AbortReason
-from kvfabric.errors import DeadlineExceeded, FabricError
+from kvfabric.errors import DeadlineExceeded, FabricError, TransferAborted
 from kvfabric.frame import TransferId
 from kvfabric.ticket import FrameSink, KVShape, ReceiveReport, Ticket
 from kvfabric.transfer import Transfer
@@ -70,6 +70,12 @@ class IncomingTransfers:
         incoming = self._by_id.get(transfer_id)
         if incoming is not None:
             self._remove(incoming)
+
+    def give_up(self, transfer_id: TransferId) -> None:
+        """Its sender is known to have failed: lost, with what has been installed."""
+        incoming = self._by_id.get(transfer_id)
+        if incoming is not None:
+            self.lose(incoming, TransferAborted("given up here"))
 
     def claim(
         self, transfer_id: TransferId, connection: Hashable, on_lost: OnLost

@@ -100,6 +100,9 @@ class Node:
     def forget(self, transfer_id: TransferId) -> None:
         self._incoming.forget(transfer_id)
 
+    def give_up(self, transfer_id: TransferId) -> None:
+        self._incoming.give_up(transfer_id)
+
     def outgoing(self, ticket: Ticket, shape: KVShape, source: FrameSource) -> Outgoing:
         """A handle for `ship`. Any thread may make one."""
         return Outgoing(

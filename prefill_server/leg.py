@@ -29,8 +29,8 @@ from engine.request import (
 from kvfabric.errors import FabricError, TransferAborted
 from kvfabric.fabric import Fabric
 from kvfabric.frame import FrameRange
-from kvfabric.sender import Outgoing, ShipReport
-from kvfabric.ticket import KVShape, Ticket
+from kvfabric.outgoing import Outgoing
+from kvfabric.ticket import KVShape, ShipReport, Ticket
 from prefill_server.metrics import PrefillMetrics
 from protos import serving_pb2 as pb
 

@@ -21,6 +21,7 @@ from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
 from runtime.call import Draining, deadline
 from runtime.log import bind_request
+from runtime.metrics import HandoffStages
 
 Context = grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent]
 
@@ -34,11 +35,12 @@ class PrefillService(pb_grpc.PrefillServicer):
         fabric: Fabric,
         status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
         registry: CollectorRegistry,
+        stages: HandoffStages,
     ) -> None:
         self._engine = engine
         self._fabric = fabric
         self._status = status
-        self._metrics = PrefillMetrics(registry)
+        self._metrics = PrefillMetrics(registry, stages)
         self._serial = itertools.count()
 
     # Written, not yielded: a cancelled `write` raises here and unwinds the leg at once, while a
@@ -100,8 +102,9 @@ def add_services(
     fabric: Fabric,
     status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
     registry: CollectorRegistry,
+    stages: HandoffStages,
 ) -> list[str]:
     """Mounts the service; returns the full names of what was mounted, for health."""
-    service = PrefillService(engine, fabric, status, registry)
+    service = PrefillService(engine, fabric, status, registry, stages)
     pb_grpc.add_PrefillServicer_to_server(service, server)
     return [pb.DESCRIPTOR.services_by_name["Prefill"].full_name]

@@ -7,7 +7,7 @@ The router serves its registry from its own web app, a worker with `MetricsServe
 from typing import Self
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 
 TTFT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Buckets for time to first token, and for queues."""
@@ -57,3 +57,22 @@ class MetricsServer:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class HandoffStages:
+    """The five stages of a KV handoff: build, pack and ship on prefill, install and attach on
+    decode. One histogram a process, whichever services it mounts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "baton_handoff_stage_seconds",
+            "Stages of a request's handoff: build (compute), pack (gather into slots, summed), "
+            "ship (first frame handed to the network to last slot free), install (scatter into "
+            "blocks, summed), attach (last frame installed to joining the batch).",
+            ["stage"],
+            registry=registry,
+            buckets=STAGE_SECONDS,
+        )
+
+    def observe(self, stage: str, ns: int) -> None:
+        self._seconds.labels(stage).observe(ns / 1e9)

@@ -1,0 +1,266 @@
+"""Real processes for end-to-end tests: workers and a router on loopback, under the test's control.
+
+A `Cluster` starts them one by one, so that a test can kill, stop or restart each; closing it ends
+all of them, and fails the test if one does not end well.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc
+import httpx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from protos import serving_pb2 as pb
+from protos import serving_pb2_grpc as pb_grpc
+
+START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 5.0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class ClusterProcess:
+    """One process of the cluster, its log and its signals."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._command = command
+        self._popen = self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._popen.poll() is None
+
+    def kill(self) -> None:
+        """kill -9, and reaps it: a zombie still counts as alive to its peers."""
+        self._popen.kill()
+        self._popen.wait(END_TIMEOUT_S)
+
+    def freeze(self) -> None:
+        self._popen.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._popen.send_signal(signal.SIGCONT)
+
+    def start_again(self) -> None:
+        """Same command, same ports, another process."""
+        assert not self.is_running
+        self._popen = self._start()
+
+    def end(self) -> None:
+        """SIGTERM; fails if it does not end in time and well."""
+        if not self.is_running:
+            return
+        self.thaw()
+        self._popen.terminate()
+        try:
+            status = self._popen.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"{self.name} did not end on SIGTERM:\n{self.tail()}") from None
+        assert status == 0, f"{self.name} ended with {status}:\n{self.tail()}"
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def wait_ready(self) -> None:
+        """Returns when it serves; fails with its log if it dies or takes too long."""
+        raise AssertionError("every kind of process knows when it is ready")
+
+    def wait_until(self, is_ready: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not is_ready():
+            assert self.is_running, f"{self.name} died:\n{self.tail()}"
+            assert time.monotonic() < deadline, f"{self.name}: not {what}:\n{self.tail()}"
+            time.sleep(0.05)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self.log.open("ab") as output:
+            return subprocess.Popen(self._command, stdout=output, stderr=output)
+
+
+class Metrics(dict[tuple[str, tuple[tuple[str, str], ...]], float]):
+    """A scrape: (sample name, sorted labels) → value."""
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.get((name, tuple(sorted(labels.items()))), 0.0)
+
+
+def scrape(url: str) -> Metrics:
+    text = httpx.get(url, timeout=5.0).raise_for_status().text
+    return Metrics(
+        {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+    )
+
+
+class WorkerProcess(ClusterProcess):
+    """A prefill or decode worker."""
+
+    def __init__(self, role: str, name: str, log: Path, flags: dict[str, object]) -> None:
+        self.role = role
+        self.grpc_address = f"127.0.0.1:{free_port()}"
+        self._metrics_port = free_port()
+        command = [
+            *(sys.executable, "-m", "deploy.worker", "--role", role, "--name", name),
+            *("--grpc-port", self.grpc_address.rpartition(":")[2]),
+            *("--metrics-port", str(self._metrics_port)),
+            *("--drain-grace-s", "1"),
+        ]
+        for key, value in flags.items():
+            command += [f"--{key.replace('_', '-')}", str(value)]
+        super().__init__(name, command, log)
+
+    def wait_ready(self) -> None:
+        self.wait_until(self._is_serving, "serving")
+
+    def metrics(self) -> Metrics:
+        return scrape(f"http://127.0.0.1:{self._metrics_port}/metrics")
+
+    def status(self) -> pb.WorkerStatus:
+        with grpc.insecure_channel(self.grpc_address) as channel:
+            stub = (pb_grpc.PrefillStub if self.role == "prefill" else pb_grpc.DecodeStub)(channel)
+            status: pb.WorkerStatus = stub.Status(pb.StatusRequest(), timeout=5.0)
+            return status
+
+    def _is_serving(self) -> bool:
+        with grpc.insecure_channel(self.grpc_address) as channel:
+            try:
+                reply = health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(), timeout=1.0
+                )
+            except grpc.RpcError:
+                return False
+            return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+class RouterProcess(ClusterProcess):
+    """The router."""
+
+    def __init__(
+        self,
+        log: Path,
+        prefill: Sequence[WorkerProcess],
+        decode: Sequence[WorkerProcess],
+        flags: dict[str, object],
+    ) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = [
+            *(sys.executable, "-m", "router", "--port", str(port)),
+            *("--prefill", ",".join(worker.grpc_address for worker in prefill)),
+            *("--decode", ",".join(worker.grpc_address for worker in decode)),
+        ]
+        for key, value in flags.items():
+            command += [f"--{key.replace('_', '-')}", str(value)]
+        super().__init__("router", command, log)
+
+    def wait_ready(self) -> None:
+        self.wait_until(self._is_ready, "ready")
+
+    def metrics(self) -> Metrics:
+        return scrape(f"{self.url}/metrics")
+
+    def _is_ready(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/readyz", timeout=1.0).status_code == 200
+        return False
+
+
+class Cluster:
+    """Starts processes; `close` ends them."""
+
+    def __init__(self, run_dir: Path, model_path: Path, **worker_flags: object) -> None:
+        self.run_dir = run_dir
+        self.model_path = model_path
+        self.workers: list[WorkerProcess] = []
+        self.routers: list[RouterProcess] = []
+        self._worker_flags = worker_flags
+
+    def worker(self, role: str, **flags: object) -> WorkerProcess:
+        """Starts a worker; call `wait_ready` before its first use."""
+        name = f"{role}-{sum(1 for worker in self.workers if worker.role == role)}"
+        flags = {"model_path": self.model_path, **self._worker_flags, **flags}
+        worker = WorkerProcess(role, name, self.run_dir / f"{name}.log", flags)
+        self.workers.append(worker)
+        return worker
+
+    def router(self, **flags: object) -> RouterProcess:
+        """Starts a router over all workers so far."""
+        log = self.run_dir / f"router-{len(self.routers)}.log"
+        router = RouterProcess(
+            log,
+            [worker for worker in self.workers if worker.role == "prefill"],
+            [worker for worker in self.workers if worker.role == "decode"],
+            {"model_path": self.model_path, **flags},
+        )
+        self.routers.append(router)
+        return router
+
+    def wait_ready(self) -> None:
+        for process in [*self.workers, *self.routers]:
+            process.wait_ready()
+
+    def assert_all_back(self, within_s: float = 2.0) -> None:
+        """Every block, slot, transfer and request of every living worker is back in time."""
+        deadline = time.monotonic() + within_s
+        for worker in self.workers:
+            if not worker.is_running:
+                continue
+            while leaks := _leaks(worker.status()):
+                assert time.monotonic() < deadline, f"{worker.name} still has {leaks}"
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        failures = []
+        for process in [*self.routers, *self.workers]:
+            try:
+                process.end()
+            except AssertionError as failure:
+                failures.append(str(failure))
+        assert not failures, "\n".join(failures)
+
+
+def _leaks(status: pb.WorkerStatus) -> list[str]:
+    counts = {
+        "blocks": status.num_blocks - status.blocks.free,
+        "send slots": status.fabric.send_slots_used,
+        "recv slots": status.fabric.recv_slots_used,
+        "transfers": status.fabric.transfers,
+        "requests": status.num_waiting + status.num_running + status.num_awaiting_kv,
+    }
+    return [f"{count} {what}" for what, count in counts.items() if count]
+
+
+def children_of(pid: int) -> list[int]:
+    """Pids of the direct children of a process."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                stat = Path(f"/proc/{entry}/stat").read_text()
+                if int(stat.rpartition(")")[2].split()[1]) == pid:
+                    found.append(int(entry))
+    return found
