@@ -64,8 +64,7 @@ class _DecodeGroup:
     tokens: Tensor  # [D] rows of the batch
     block_ids: Tensor  # [D * blocks]
     mask: Tensor  # [D, 1, 1, S] additive
-    padding: Tensor  # [D, S - first_padding, 1, 1] bool: slots that hold no token of this sequence
-    first_padding: int
+    padding: Tensor  # [P] of the D * S gathered slots: those without a token of their sequence
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         _, num_heads, head_dim = q.shape
@@ -76,11 +75,10 @@ class _DecodeGroup:
         out[self.tokens] = attended.reshape(-1, num_heads, head_dim)
 
     def _gather(self, cache: Tensor) -> Tensor:
-        num_keys = self.mask.shape[-1]
-        gathered = cache.index_select(0, self.block_ids).view(-1, num_keys, *cache.shape[2:])
+        gathered = cache.index_select(0, self.block_ids).flatten(0, 1)  # [D * S, kv_heads, d]
         # What is left in a slot, another request's infinity say, must not reach a product.
-        gathered[:, self.first_padding :].masked_fill_(self.padding, 0)
-        return gathered.transpose(1, 2)
+        gathered.index_fill_(0, self.padding, 0)
+        return gathered.view(-1, self.mask.shape[-1], *cache.shape[2:]).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,22 +178,26 @@ def _plan_decode(
     dtype: torch.dtype,
 ) -> _DecodeGroup:
     device, block_size = batch.block_tables.device, spans[0].block_size
+    num_keys = num_blocks * block_size
     rows = torch.tensor([span.row for span in spans], device=device)  # [D]
     first_blocks = torch.tensor([span.first_block for span in spans], device=device)
     columns = first_blocks.unsqueeze(1) + torch.arange(num_blocks, device=device)
-    columns.clamp_(max=batch.block_tables.shape[1] - 1)  # beyond the table: masked anyway
-    slots = torch.arange(num_blocks * block_size, device=device)
+    columns.clamp_(max=batch.block_tables.shape[1] - 1)  # beyond the table: padding anyway
+    slots = torch.arange(num_keys, device=device)
     positions = first_blocks.unsqueeze(1) * block_size + slots  # [D, S]
     seq_lens = batch.seq_lens[rows].unsqueeze(1)
-    padding = positions >= seq_lens
-    hidden = padding if window is None else padding | (positions < seq_lens - window)
-    first_padding = min(span.seq_len - span.first_key for span in spans)
+    hidden = positions >= seq_lens
+    if window is not None:
+        hidden |= positions < seq_lens - window
+    padding = [
+        torch.arange(index * num_keys + span.seq_len - span.first_key, (index + 1) * num_keys)
+        for index, span in enumerate(spans)
+    ]
     return _DecodeGroup(
         tokens=torch.tensor([span.start for span in spans], device=device),
         block_ids=batch.block_tables[rows.unsqueeze(1), columns].flatten(),
-        mask=_additive(hidden, dtype).view(len(spans), 1, 1, -1),
-        padding=padding[:, first_padding:, None, None],
-        first_padding=first_padding,
+        mask=_additive(hidden, dtype).view(len(spans), 1, 1, num_keys),
+        padding=torch.cat(padding).to(device),
     )
 
 
