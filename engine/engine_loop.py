@@ -32,7 +32,7 @@ from engine.scheduled_batch import ScheduledBatch
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats, StepCounters
-from engine.step_events import events_after_step, events_before_step, last_token
+from engine.step_events import events_after_step, events_before_step, token_out
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class EngineLoop:
         if seq.lease is not None:
             self._runner.wait_for_copies(seq.lease)
         if first_token_id is not None and not seq.request.output_token_ids:
-            self._events.append(last_token(seq))
+            self._events.append(token_out(seq, first_token_id))
 
     def _on_stop(self) -> None:
         self._is_stopping = True

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.kv_lease import KVLease
-from engine.request import BlockId, EngineRequest, FinishReason, Leg, RequestId
+from engine.request import BlockId, EngineRequest, FinishReason, Leg
 
 
 class Status(Enum):
@@ -51,6 +51,7 @@ class Sequence:
         "num_scheduled_tokens",
         "num_tokens",
         "request",
+        "request_id",
         "status",
         "submitted_ns",
         "token_ids",
@@ -66,6 +67,7 @@ class Sequence:
     ) -> None:
         sampling, prompt = request.sampling, request.prompt_token_ids
         self.request = request
+        self.request_id = request.request_id
         self.arrival = arrival
         """Age: the order of submission, kept over preemptions."""
         self.is_prefill_leg = request.leg is Leg.PREFILL
@@ -98,10 +100,6 @@ class Sequence:
         self.submitted_ns = submitted_ns
         self.first_scheduled_ns = 0
         """Set by the engine; 0 is not yet."""
-
-    @property
-    def request_id(self) -> RequestId:
-        return self.request.request_id
 
     @property
     def num_output_tokens(self) -> int:

@@ -49,7 +49,8 @@ class StepCounters:
         """One step."""
         self._steps += 1
         for seq, first_position, num_tokens, token_id in computed:
-            num_prompt = min(num_tokens, max(0, seq.num_prompt_tokens - first_position))
+            num_prompt = seq.num_prompt_tokens - first_position  # from there on; may be negative
+            num_prompt = 0 if num_prompt < 0 else min(num_prompt, num_tokens)
             self._prompt_tokens += num_prompt
             self._output_tokens += num_tokens - num_prompt
             self._tokens_sampled += token_id is not None

@@ -22,18 +22,13 @@ def events_after_step(computed: Iterable[Computed], now_ns: int) -> list[EngineE
         if done.seq.is_prefill_leg:
             events.append(_chunk(done, now_ns))
         if done.token_id is not None:
-            events.append(last_token(done.seq))
+            events.append(token_out(done.seq, done.token_id))
     return events
 
 
-def last_token(seq: Sequence) -> TokensOut:
-    """The last token of `seq`, which has one."""
-    return TokensOut(
-        request_id=seq.request_id,
-        first_index=seq.num_output_tokens - 1,
-        token_ids=(int(seq.token_ids[seq.num_tokens - 1]),),
-        finish_reason=seq.finish_reason,
-    )
+def token_out(seq: Sequence, token_id: int) -> TokensOut:
+    """`token_id`, which `seq` ends in now."""
+    return TokensOut(seq.request_id, seq.num_output_tokens - 1, (token_id,), seq.finish_reason)
 
 
 def _chunk(done: Computed, now_ns: int) -> ChunkComputed:
