@@ -146,8 +146,8 @@ class Link:
 
     async def _pump(self, endpoint: Endpoint) -> None:
         while True:
-            while not self._num_ready():
-                self._void_leftover_credit(endpoint)
+            while not any(outgoing.num_ready for outgoing in self._turns):
+                self._void_excess_credit(endpoint)
                 self._changed.clear()
                 await self._changed.wait()
             await self._window.acquire()
@@ -203,9 +203,6 @@ class Link:
                 self._counters.sent_frames += 1
                 self._counters.sent_nbytes += nbytes - message_nbytes(0)
 
-    def _num_ready(self) -> int:
-        return sum(outgoing.num_ready for outgoing in self._turns)
-
     def _next_in_turn(self) -> Outgoing | None:
         for _ in range(len(self._turns)):
             outgoing = self._turns[0]
@@ -217,15 +214,18 @@ class Link:
     def _offer(self, endpoint: Endpoint) -> None:
         """Called before a frame is popped: keeps at least it, at most a window, on offer."""
         if self._credit <= WINDOW // 2:
-            more = min(self._num_ready(), WINDOW) - self._credit
+            more = min(self._num_offerable(), WINDOW) - self._credit
             if more > 0:
                 endpoint.send(Channel.CONTROL, encode_control(Offer(more)))
                 self._credit += more
 
-    def _void_leftover_credit(self, endpoint: Endpoint) -> None:
-        for _ in range(self._credit):
+    def _void_excess_credit(self, endpoint: Endpoint) -> None:
+        for _ in range(self._credit - self._num_offerable()):
             endpoint.send(Channel.FRAMES, self._void)
-        self._credit = 0
+            self._credit -= 1
+
+    def _num_offerable(self) -> int:
+        return sum(outgoing.num_offerable for outgoing in self._turns)
 
     def _on_change(self, outgoing: Outgoing) -> None:
         self._changed.set()

@@ -96,6 +96,12 @@ class Outgoing:
         return len(self._ready) + self._commit_ready
 
     @property
+    def num_offerable(self) -> int:
+        """Frames that will be popped without anything more from outside."""
+        commit_to_come = self._commit is not None and not self._commit_popped and not self.error
+        return len(self._ready) + commit_to_come
+
+    @property
     def finished(self) -> bool:
         return self.done.done()
 
@@ -146,11 +152,11 @@ class Outgoing:
         nbytes = self._shape.frame_nbytes(frame)
         payload = payload_view(slot.message, nbytes)
         started = time.monotonic_ns()
-        pack = self._source.pack(frame, payload)
-        (outcome,) = await asyncio.gather(pack, return_exceptions=True)
+        try:
+            await self._source.pack(frame, payload)
+        except (Exception, asyncio.CancelledError) as error:  # theirs: ours is never cancelled
+            raise PackFailed(f"the source failed on {frame}: {error!r}") from error
         self._pack_ns += time.monotonic_ns() - started
-        if outcome is not None:
-            raise PackFailed(f"the source failed on {frame}: {outcome!r}") from outcome
         return FrameHeader(
             FrameKind.KV, self.ticket.transfer_id, sequence, frame, nbytes,
             await self._checksum(payload),

@@ -165,10 +165,10 @@ class Reception:
         if not incoming.alive:
             return
         started = time.monotonic_ns()
-        install = incoming.sink.install(header.range, payload)
-        (outcome,) = await asyncio.gather(install, return_exceptions=True)
-        if outcome is not None:
-            raise InstallFailed(f"the sink failed on {header.range}: {outcome!r}") from outcome
+        try:
+            await incoming.sink.install(header.range, payload)
+        except (Exception, asyncio.CancelledError) as error:  # theirs: ours is never cancelled
+            raise InstallFailed(f"the sink failed on {header.range}: {error!r}") from error
         if incoming.alive:
             incoming.install_ns += time.monotonic_ns() - started
             incoming.transfer.installed(header.sequence)
