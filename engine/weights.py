@@ -16,24 +16,14 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.config import ModelConfig, ModelError
+from engine.linear import Linear
 
 _DIGEST_SAMPLES = 64
 """Values of each tensor that go into the digest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    weight: Tensor  # [out, in]
-    bias: Tensor | None  # [out]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., in] → [..., out]"""
-        return F.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +43,7 @@ class ModelWeights:
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
-    lm_head: Linear  # hidden → vocab; the embedding's own matrix where they are tied
+    lm_head: Linear  # hidden → vocab
     digest: bytes
     """32 bytes over names, shapes and samples of the tensors as this dtype holds them."""
 
