@@ -24,6 +24,7 @@ from protos import serving_pb2_grpc as pb_grpc
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 5.0
+MODEL_NAME = "tested"
 
 
 def free_port() -> int:
@@ -214,7 +215,7 @@ class Cluster:
             log,
             [worker for worker in self.workers if worker.role == "prefill"],
             [worker for worker in self.workers if worker.role == "decode"],
-            {"model_path": self.model_path, **flags},
+            {"model_path": self.model_path, "served_model_name": MODEL_NAME, **flags},
         )
         self.routers.append(router)
         return router

@@ -1,0 +1,167 @@
+"""The test that must never break: in float32, tokens by prefill + transfer + decode are the tokens
+of one engine and of transformers' `generate`; between real processes, over UCX.
+
+Every case also asserts from the metrics that decode computed no prompt token and that the KV bytes
+it received are what the formula says: a silent local prefill is a failure.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.config import ModelConfig
+from tests.e2e.cluster import Cluster, WorkerProcess
+from tests.e2e.tokens import token_client
+
+BLOCK = 16
+CHUNK = 128
+MAX_MODEL_LEN = 640
+NUM_OUTPUTS = 8
+LONGEST = MAX_MODEL_LEN - NUM_OUTPUTS
+LENGTHS = (
+    *(1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 63, 64, 65, CHUNK - 1, CHUNK, CHUNK + 1),
+    *(2 * CHUNK, 3 * CHUNK + 5, 4 * CHUNK, LONGEST),
+)
+PAIRS = [(16, 16), (16, 64), (64, 16)]
+MODELS = ["tiny_llama", "smollm2"]
+
+
+@dataclass
+class Relay:
+    """Workers of both block sizes, and what transformers says to each prompt."""
+
+    workers: dict[tuple[str, int], WorkerProcess]
+    cluster: Cluster
+    model: torch.nn.Module
+    token_nbytes: int
+
+    def expected(self, prompt: Sequence[int]) -> list[int]:
+        ids = torch.tensor([list(prompt)])
+        with torch.inference_mode():
+            out = self.model.generate(  # type: ignore[operator]
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=NUM_OUTPUTS,
+                min_new_tokens=NUM_OUTPUTS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        tokens: list[int] = out[0, len(prompt) :].tolist()
+        return tokens
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def relay(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Relay]:
+    path: Path = request.getfixturevalue(request.param)
+    cluster = Cluster(
+        tmp_path_factory.mktemp("relay"),
+        path,
+        dtype="float32",
+        num_blocks=4 * MAX_MODEL_LEN // BLOCK,
+        max_model_len=MAX_MODEL_LEN,
+        token_budget=CHUNK,
+    )
+    roles = [("prefill", 16), ("prefill", 64), ("decode", 16), ("decode", 64)]
+    try:
+        workers = {
+            (role, size): cluster.worker(role, block_size=size, cores=index % 2)
+            for index, (role, size) in enumerate(roles)
+        }
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        cluster.wait_ready()
+        nbytes = ModelConfig.from_folder(path).kv_token_nbytes(torch.float32)
+        yield Relay(workers, cluster, model, nbytes)
+    finally:
+        cluster.close()
+
+
+def prompts_of(lengths: Sequence[int], seed: int) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(17, 49152) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize(("prefill_block", "decode_block"), PAIRS)
+async def test_relayed_tokens_are_those_of_transformers(
+    relay: Relay, prefill_block: int, decode_block: int
+) -> None:
+    """All lengths at once, so that prompts batch and their transfers interleave."""
+    prefill = relay.workers["prefill", prefill_block]
+    decode = relay.workers["decode", decode_block]
+    prompts = prompts_of(LENGTHS, seed=prefill_block * decode_block)
+    before = decode.metrics()
+    async with token_client([prefill], [decode]) as client:
+        answers = await asyncio.gather(
+            *(client.generate(prompt, NUM_OUTPUTS) for prompt in prompts)
+        )
+        assert client.retries("prefill") == client.retries("decode") == 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer == relay.expected(prompt), f"a prompt of {len(prompt)} tokens"
+    after = decode.metrics()
+    assert after.value("baton_prompt_tokens_total", source="computed") == before.value(
+        "baton_prompt_tokens_total", source="computed"
+    )
+    received = after.value("baton_prompt_tokens_total", source="received") - before.value(
+        "baton_prompt_tokens_total", source="received"
+    )
+    nbytes = after.value("baton_handoff_bytes_total", direction="received") - before.value(
+        "baton_handoff_bytes_total", direction="received"
+    )
+    assert received == sum(LENGTHS)
+    assert nbytes == sum(LENGTHS) * relay.token_nbytes
+    relay.cluster.assert_all_back()
+
+
+async def test_alone_is_batched_is_one_engine(relay: Relay) -> None:
+    """Greedy and sampled: one prompt at a time, all at once, and colocated give equal tokens."""
+    prefill, decode = relay.workers["prefill", 16], relay.workers["decode", 64]
+    prompts = prompts_of((1, BLOCK, CHUNK + 1, 300), seed=7)
+    sampled = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
+
+    async with token_client([prefill], [decode]) as client:
+        alone = [
+            await client.generate(prompt, NUM_OUTPUTS, seed=seed, **sampled)  # type: ignore[arg-type]
+            for seed, prompt in enumerate(prompts)
+        ]
+        batched = await asyncio.gather(
+            *(
+                client.generate(prompt, NUM_OUTPUTS, seed=seed, **sampled)  # type: ignore[arg-type]
+                for seed, prompt in enumerate(prompts)
+            )
+        )
+        greedy = [await client.generate(prompt, NUM_OUTPUTS) for prompt in prompts]
+        other_seed = await client.generate(prompts[-1], NUM_OUTPUTS, seed=99, **sampled)  # type: ignore[arg-type]
+    async with token_client([], [decode], mode="colocated") as client:
+        colocated = await asyncio.gather(
+            *(
+                client.generate(prompt, NUM_OUTPUTS, seed=seed, **sampled)  # type: ignore[arg-type]
+                for seed, prompt in enumerate(prompts)
+            )
+        )
+    assert alone == list(batched) == list(colocated)
+    assert greedy == [relay.expected(prompt) for prompt in prompts]
+    assert other_seed != alone[-1], "the seed decides"
+    assert decode.metrics().value("baton_local_prefills_total", reason="colocated") >= 4
+    relay.cluster.assert_all_back()
+
+
+async def test_one_token_needs_no_handoff(relay: Relay) -> None:
+    prefill, decode = relay.workers["prefill", 16], relay.workers["decode", 16]
+    (prompt,) = prompts_of((200,), seed=3)
+    before = decode.metrics()
+    async with token_client([prefill], [decode]) as client:
+        answer = await client.generate(prompt, 1)
+    assert answer == relay.expected(prompt)[:1]
+    name = "baton_handoff_bytes_total"
+    assert decode.metrics().value(name, direction="received") == before.value(
+        name, direction="received"
+    )
+    relay.cluster.assert_all_back()

@@ -1,0 +1,90 @@
+"""Asks workers for tokens as the router does, without text: the router's own dispatch."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Literal
+
+from prometheus_client import CollectorRegistry
+
+from router.config import RouterConfig
+from router.dispatch import Dispatcher
+from router.metrics import RouterMetrics
+from router.request import FinishReason, RequestId, SamplingParams, ValidPrompt
+from router.workers import WorkerSet
+from tests.e2e.cluster import MODEL_NAME, WorkerProcess
+
+
+class TokenClient:
+    """Prompts in, output tokens out."""
+
+    def __init__(self, dispatcher: Dispatcher, registry: CollectorRegistry) -> None:
+        self._dispatcher = dispatcher
+        self._registry = registry
+        self._serial = count()
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        ignore_eos: bool = True,
+    ) -> list[int]:
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_token_ids=(),
+            ignore_eos=ignore_eos,
+        )
+        request_id = RequestId(f"test-{next(self._serial)}")
+        tokens: list[int] = []
+
+        def deliver(token_ids: Sequence[int], reason: FinishReason | None) -> bool:
+            tokens.extend(token_ids)
+            return True
+
+        await self._dispatcher.run(ValidPrompt(request_id, tuple(prompt), sampling), deliver)
+        return tokens
+
+    def retries(self, leg: str) -> float:
+        """Legs of that kind that failed so far."""
+        return sum(
+            sample.value
+            for family in self._registry.collect()
+            for sample in family.samples
+            if sample.name == "baton_retries_total" and sample.labels["leg"] == leg
+        )
+
+
+@asynccontextmanager
+async def token_client(
+    prefills: Sequence[WorkerProcess],
+    decodes: Sequence[WorkerProcess],
+    *,
+    mode: Literal["disaggregated", "colocated"] = "disaggregated",
+    inactivity_s: float = 10.0,
+) -> AsyncIterator[TokenClient]:
+    config = RouterConfig(
+        model_path="", served_model_name=MODEL_NAME, mode=mode, inactivity_s=inactivity_s
+    )
+    registry = CollectorRegistry()
+    workers = WorkerSet(
+        [worker.grpc_address for worker in decodes],
+        [worker.grpc_address for worker in prefills],
+        interval_s=0.1,
+        timeout_s=1.0,
+    )
+    workers.start()
+    try:
+        dispatcher = Dispatcher(workers, config, RouterMetrics(registry, workers))
+        await workers.wait_for(lambda: dispatcher.is_ready or None, 10.0)
+        yield TokenClient(dispatcher, registry)
+    finally:
+        await workers.close()
