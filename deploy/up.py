@@ -143,7 +143,8 @@ def _record(run_dir: RunDir, supervisor: Supervisor) -> None:
 def ready_line(made: Plan) -> str:
     """One line for a person: a request to paste into a shell."""
     question = {"role": "user", "content": "What is the capital of France?"}
-    body = json.dumps({"model": made.model.served_model_name, "messages": [question]})
+    request = {"model": made.model.served_model_name, "messages": [question], "temperature": 0}
+    body = json.dumps(request | {"max_tokens": 64})
     header = "Content-Type: application/json"
     return f"Ready: curl {made.url}/v1/chat/completions -H '{header}' -d '{body}'"
 
