@@ -24,8 +24,8 @@ WORKER = "deploy.worker"
 ROUTER = "router"
 """Modules, started with `python -m`."""
 
-STOP_GRACE_S = 3.0
-"""Running requests get this long when the cluster stops."""
+STOP_GRACE_S = 2.0
+"""Running requests get this long when the cluster stops; then processes close what they hold."""
 
 
 class BadPlan(Exception):
