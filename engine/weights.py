@@ -118,7 +118,7 @@ class _SafetensorsCheckpoint:
             return paths
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} cannot be read: {error!r}") from error
         return [self._folder / name for name in sorted(names)]
 

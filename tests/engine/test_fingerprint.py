@@ -1,0 +1,58 @@
+"""What makes two engines strangers, and what does not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.config import RopeConfig
+from engine.fingerprint import fingerprint
+from tests.engine.test_kv_cache import CONFIG
+
+DIGEST = bytes(range(32))
+
+
+def test_golden() -> None:
+    """The same in every process and on every machine. A change here needs a new KV format."""
+    ours = fingerprint(CONFIG, DIGEST, torch.bfloat16, 1)
+    assert len(ours) == 32
+    assert ours.hex() == "685b2a37a6dcbe5d98905480326e4491e3da8297a5587f6ddbd2e9f83ccd1fbb"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope": RopeConfig("default", 20_000.0)},
+        {"num_layers": 4},
+        {"windows": (None, None, 8)},
+        {"qk_norm": True},
+        {"rms_norm_eps": 1e-5},
+    ],
+)
+def test_the_config_counts(changes: dict[str, object]) -> None:
+    changed = replace(CONFIG, **changes)  # type: ignore[arg-type]
+    assert fingerprint(changed, DIGEST, torch.bfloat16, 1) != fingerprint(
+        CONFIG, DIGEST, torch.bfloat16, 1
+    )
+
+
+def test_weights_dtype_and_wire_count() -> None:
+    prints = {
+        fingerprint(CONFIG, DIGEST, torch.bfloat16, 1),
+        fingerprint(CONFIG, DIGEST[::-1], torch.bfloat16, 1),
+        fingerprint(CONFIG, DIGEST, torch.float32, 1),
+        fingerprint(CONFIG, DIGEST, torch.bfloat16, 2),
+    }
+    assert len(prints) == 4
+
+
+def test_what_does_not_shape_kv_does_not_count() -> None:
+    same = replace(
+        CONFIG,
+        eos_token_ids=frozenset({1}),
+        dtype=torch.float32,  # what the file holds; the engine computes in its own
+        max_position_embeddings=32,
+    )
+    assert fingerprint(same, DIGEST, torch.bfloat16, 1) == fingerprint(
+        CONFIG, DIGEST, torch.bfloat16, 1
+    )
