@@ -10,6 +10,7 @@ that it would wait for garbage collection, and what it holds with it: the stream
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,6 +38,8 @@ class ErrorTranslator(grpc.aio.ServerInterceptor):
 
     def __init__(self, table: ErrorTable) -> None:
         self._table = table
+        self.calls: set[asyncio.Task[Any]] = set()
+        """Tasks of the calls under way. A cancelled one stays until its handler has let go."""
 
     async def intercept_service(
         self,
@@ -63,6 +66,7 @@ class ErrorTranslator(grpc.aio.ServerInterceptor):
 
     def _unary(self, behaviour: _Handler, method: str) -> _Handler:
         async def call(request: Any, context: _Context) -> Any:
+            self._count()
             try:
                 return await behaviour(request, context)
             except Exception as error:  # noqa: BLE001 (the boundary)
@@ -72,6 +76,7 @@ class ErrorTranslator(grpc.aio.ServerInterceptor):
 
     def _stream(self, behaviour: _Handler, method: str) -> _Handler:
         async def call(request: Any, context: _Context) -> None:
+            self._count()
             try:
                 async with aclosing(behaviour(request, context)) as replies:
                     async for reply in replies:
@@ -80,6 +85,12 @@ class ErrorTranslator(grpc.aio.ServerInterceptor):
                 await self._fail(error, context, method)
 
         return call
+
+    def _count(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.calls.add(task)
+        task.add_done_callback(self.calls.discard)
 
     async def _fail(self, error: Exception, context: _Context, method: str) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError) or context.done():

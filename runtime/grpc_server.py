@@ -36,6 +36,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
 )
 
+_LET_GO_S = 1.0
+
 
 class CannotListen(Exception):
     """The address is taken, or is not one of this machine's."""
@@ -45,7 +47,8 @@ class GrpcServer:
     """A `grpc.aio` server with all that Baton's workers have in common."""
 
     def __init__(self, errors: ErrorTable) -> None:
-        self.server = grpc.aio.server(interceptors=[ErrorTranslator(errors)], options=_OPTIONS)
+        self._translator = ErrorTranslator(errors)
+        self.server = grpc.aio.server(interceptors=[self._translator], options=_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
 
@@ -72,8 +75,11 @@ class GrpcServer:
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new calls, and cancels those that have not ended within `grace_s`."""
+        """Refuses new calls, cancels those that have not ended within `grace_s`, and waits a
+        moment for their handlers to give back what they hold: grpc itself does not."""
         await self.server.stop(grace_s)
+        if calls := self._translator.calls:
+            await asyncio.wait(calls, timeout=_LET_GO_S)
 
 
 async def serve(

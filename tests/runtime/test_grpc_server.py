@@ -58,6 +58,8 @@ class Echo:
             if request == b"hang":
                 await asyncio.Event().wait()
         finally:
+            if request == b"hang":
+                await asyncio.sleep(0.1)  # a handler may take its time to let go
             self.streams -= 1
             self.closed.set()
 
