@@ -24,7 +24,12 @@ def main() -> None:
     config = parse(RouterConfig, prog="python -m router", description=DESCRIPTION)
     log.configure("router", format=config.log_format, level=config.log_level)
     if not config.decode:
-        sys.exit("python -m router: no workers: give at least one with --decode host:port")
+        sys.exit("python -m router: no decode worker: give at least one with --decode host:port")
+    if not config.prefill and config.mode == "disaggregated":
+        sys.exit(
+            "python -m router: no prefill worker: give at least one with --prefill host:port, "
+            "or say --mode colocated"
+        )
     try:
         tokenizer = TextTokenizer.from_folder(Path(config.model_path))
     except UnusableModelFolder as error:

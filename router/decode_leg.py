@@ -46,17 +46,16 @@ async def _run_stream(
     legs: PrefillLegs,
     inactivity_s: float,
 ) -> None:
-    with decode.in_flight():
-        call = decode.stub.Generate(request, timeout=progress.remaining_s + 1)
-        async with read_events(decode.name, call, inactivity_s) as events:
-            while not progress.is_finished:
-                event = await events.next()
-                if event.HasField("reserved"):
-                    await legs.start(event.reserved)
-                elif event.HasField("tokens"):
-                    progress.accept(event.tokens.first_index, event.tokens.token_ids)
-                elif event.HasField("finished"):
-                    reason = FINISH_REASONS[event.finished.reason]
-                    if reason is None:
-                        raise LegFailed(decode.name, "finished_without_reason")
-                    progress.finish(reason)
+    call = decode.stub.Generate(request, timeout=progress.remaining_s + 1)
+    async with read_events(decode.name, call, inactivity_s) as events:
+        while not progress.is_finished:
+            event = await events.next()
+            if event.HasField("reserved"):
+                await legs.start(event.reserved)
+            elif event.HasField("tokens"):
+                progress.accept(event.tokens.first_index, event.tokens.token_ids)
+            elif event.HasField("finished"):
+                reason = FINISH_REASONS[event.finished.reason]
+                if reason is None:
+                    raise LegFailed(decode.name, "finished_without_reason")
+                progress.finish(reason)

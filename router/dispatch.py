@@ -100,13 +100,15 @@ class Dispatcher:
             return
         pair = await self._pick_pair(progress)
         try:
-            await run_attempt(
-                pair.decode,
-                progress,
-                self._prefill_legs(pair.decode, progress),
-                local_prefill_reason=self._local_prefill_reason(pair),
-                inactivity_s=self._config.inactivity_s,
-            )
+            # Counted from the pick on: prompts of the same moment must not all go to one worker.
+            with pair.decode.in_flight():
+                await run_attempt(
+                    pair.decode,
+                    progress,
+                    self._prefill_legs(pair.decode, progress),
+                    local_prefill_reason=self._local_prefill_reason(pair),
+                    inactivity_s=self._config.inactivity_s,
+                )
         except LegFailed as failure:
             progress.failed_decodes[pair.decode.address] = pair.decode.num_refreshes
             self._note(pair.decode, "decode", failure)

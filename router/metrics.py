@@ -14,7 +14,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.errors import ApiError, Disconnected
 from router.workers import Worker, WorkerSet
+from runtime.log import get_logger
 from runtime.metrics import ITL_SECONDS, REQUEST_SECONDS, TTFT_SECONDS
+
+log = get_logger()
 
 
 class RouterMetrics:
@@ -78,7 +81,7 @@ class RouterMetrics:
 
     @contextmanager
     def track_request(self) -> Iterator[None]:
-        """Counts one request, whose outcome is told by the exception that ends it."""
+        """Counts one request and logs its end; the exception that ends it tells the outcome."""
         started = time.monotonic()
         outcome = "completed"
         self.in_flight.inc()
@@ -90,7 +93,9 @@ class RouterMetrics:
         finally:
             self.in_flight.dec()
             self.requests.labels(outcome).inc()
-            self.request_duration.observe(time.monotonic() - started)
+            seconds = time.monotonic() - started
+            self.request_duration.observe(seconds)
+            log.info("request ended", outcome=outcome, seconds=round(seconds, 3))
 
 
 class TokenTimer:

@@ -41,7 +41,6 @@ class ChatChoice(BaseModel):
 class ChatChunkChoice(BaseModel):
     index: int
     delta: dict[Literal["role", "content"], str]
-    logprobs: None = None
     finish_reason: Reason | None = None
 
 

@@ -1,25 +1,31 @@
 """What the router's tests share: a model folder, configs with short deadlines, leak checks."""
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-import router
 from router.app import Router, build_app
-from router.config import RouterConfig
 from router.server import RouterServer
 from router.tokenizer import TextTokenizer
+from tests.router.configs import config_for, tasks_of_router
+from tests.router.dispatch_bench import StartBench, bench_over_fakes
 from tests.router.fake_workers import FakeCluster, until
 from tests.router.model_folder import write_model_folder
 
 ANSWER = "Paris 🌍 is it."
+
+
+@pytest.fixture(scope="session", autouse=True)
+def grpc_thread() -> None:
+    """grpc.aio's one thread lives as long as anything of it: let that be the whole session."""
+    grpc.aio.init_grpc_aio()
 
 
 @pytest.fixture(scope="session")
@@ -36,24 +42,6 @@ def tokenizer(model_folder: Path) -> TextTokenizer:
 def answer(tokenizer: TextTokenizer) -> tuple[int, ...]:
     """The tokens of ANSWER."""
     return tokenizer.encode(ANSWER)
-
-
-def config_for(cluster: FakeCluster, **changes: object) -> RouterConfig:
-    config = RouterConfig(
-        model_path="",
-        served_model_name="tiny",
-        decode=tuple(worker.address for worker in cluster.decodes),
-        prefill=tuple(worker.address for worker in cluster.prefills),
-        port=0,
-        status_interval_s=0.05,
-        status_timeout_s=0.5,
-        inactivity_s=0.4,
-        ready_wait_s=0.5,
-        renew_timeout_s=0.5,
-        request_timeout_s=5.0,
-        shutdown_grace_s=0.3,
-    )
-    return replace(config, **changes)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -78,17 +66,6 @@ class RunningRouter:
         return await self.post("/v1/chat/completions", **{"messages": messages, **body})
 
 
-def tasks_of_router() -> list[str]:
-    """Coroutines of the router's own that are still running as tasks."""
-    folder = str(Path(router.__file__).parent)
-    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
-    return [
-        repr(coroutine)
-        for coroutine in coroutines
-        if inspect.iscoroutine(coroutine) and coroutine.cr_code.co_filename.startswith(folder)
-    ]
-
-
 StartRouter = Callable[..., AbstractAsyncContextManager[RunningRouter]]
 
 
@@ -105,15 +82,22 @@ def start_router(tokenizer: TextTokenizer) -> StartRouter:
         serving = asyncio.create_task(server.serve())
         await until(lambda: server.started)
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=url, timeout=10) as http:
-            running = RunningRouter(http, url, app.state.router, registry, server)
-            if cluster.workers:
-                await until(lambda: bool(running.router.workers.max_model_len))
-            yield running
-            await until(lambda: running.metric("baton_requests_in_flight") == 0)
-            await until(lambda: cluster.relay.num_open_calls == 0)
-        server.should_exit = True
-        await serving
+        try:
+            async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+                running = RunningRouter(http, url, app.state.router, registry, server)
+                if any(worker.server for worker in cluster.workers):
+                    await until(lambda: bool(running.router.workers.max_model_len))
+                yield running
+                await until(lambda: running.metric("baton_requests_in_flight") == 0)
+                await until(lambda: cluster.relay.num_open_calls == 0)
+        finally:
+            server.should_exit = True
+            await serving
         assert not tasks_of_router()
 
     return start
+
+
+@pytest.fixture
+def start_bench() -> StartBench:
+    return bench_over_fakes

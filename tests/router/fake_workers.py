@@ -8,6 +8,7 @@ what stands in for the fabric between them.
 import asyncio
 import itertools
 import secrets
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -138,7 +139,7 @@ class PrefillCall(Call[pb.PrefillRequest]):
 
 
 @dataclass
-class FakeWorker(Generic[Request, CallT]):
+class FakeWorker(ABC, Generic[Request, CallT]):
     relay: Relay
     name: str
     role: pb.Role.ValueType
@@ -171,8 +172,9 @@ class FakeWorker(Generic[Request, CallT]):
             server, self.server = self.server, None
             await server.stop(None)
 
+    @abstractmethod
     def _add(self, server: grpc.aio.Server) -> None:
-        raise NotImplementedError  # pragma: no cover
+        """Mounts the service."""
 
     async def Status(self, request: pb.StatusRequest, context: object) -> pb.WorkerStatus:
         return self.status

@@ -1,0 +1,169 @@
+"""A decode leg that fails is resumed elsewhere with the tokens delivered so far."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from router.errors import ApiError, BadRequest, NoWorkerReady, WorkersFailed
+from router.request import FinishReason
+from tests.router.dispatch_bench import ANSWER, Client, StartBench, make_prompt, until_tokens
+from tests.router.fake_workers import GenerateCall, PrefillCall, until
+
+STATUS = grpc.StatusCode
+
+
+async def die_mid_stream(call: GenerateCall) -> None:
+    await call.relay.commit(await call.reserve())
+    await call.tokens(0, ANSWER[:2])
+    await call.fail(STATUS.UNAVAILABLE)
+
+
+async def abort_mid_stream(call: GenerateCall) -> None:
+    await call.relay.commit(await call.reserve())
+    await call.tokens(0, ANSWER[:2])
+    await call.fail(STATUS.ABORTED)
+
+
+async def cancel_mid_stream(call: GenerateCall) -> None:
+    """The status a stopping server may give: not to be mistaken for our own cancellation."""
+    await call.relay.commit(await call.reserve())
+    await call.tokens(0, ANSWER[:2])
+    await call.fail(STATUS.CANCELLED)
+
+
+async def hang_mid_stream(call: GenerateCall) -> None:
+    await call.relay.commit(await call.reserve())
+    await call.tokens(0, ANSWER[:2])
+    await call.hang()
+
+
+@pytest.mark.parametrize(
+    "fault", [die_mid_stream, abort_mid_stream, cancel_mid_stream, hang_mid_stream]
+)
+@pytest.mark.parametrize("num_decodes", [1, 2])
+async def test_a_failed_decode_leg_is_resumed(
+    start_bench: StartBench, fault: Callable[[GenerateCall], None], num_decodes: int
+) -> None:
+    async with start_bench(num_decodes=num_decodes) as bench:
+        bench.cluster.decodes[0].scripts.append(fault)  # type: ignore[arg-type]
+        client = await bench.run()
+
+        assert client.token_ids == list(ANSWER)
+        resumed = bench.cluster.decodes[num_decodes - 1].requests[-1]
+        assert resumed.samples[0].output_token_ids == list(ANSWER[:2])
+        resumed_leg = bench.cluster.prefills[0].requests[-1]
+        assert resumed_leg.samples[0].output_token_ids == list(ANSWER[:2])
+
+
+async def test_a_killed_decode_worker(start_bench: StartBench) -> None:
+    async with start_bench(num_decodes=2) as bench:
+        first, second = bench.cluster.decodes
+        first.scripts.append(hang_mid_stream)
+        client = Client()
+        async with until_tokens(bench, client, 2):
+            await first.kill()
+        assert client.token_ids == list(ANSWER)
+        assert len(second.requests) == 1
+        assert not bench.workers.decodes[0].is_ready
+
+
+async def test_a_decode_worker_that_comes_back(start_bench: StartBench) -> None:
+    async with start_bench(ready_wait_s=3.0) as bench:
+        (worker,) = bench.cluster.decodes
+        worker.scripts.append(hang_mid_stream)
+        client = Client()
+        async with until_tokens(bench, client, 2):
+            await worker.kill()
+            await worker.start()
+        assert client.token_ids == list(ANSWER)
+
+
+async def refuse(call: GenerateCall) -> None:
+    await call.fail(STATUS.INVALID_ARGUMENT, "the prompt needs 9 blocks of 8")
+
+
+async def refuse_prefill(call: PrefillCall) -> None:
+    await call.fail(STATUS.INVALID_ARGUMENT, "the prompt needs 9 blocks of 8")
+
+
+async def test_an_invalid_request_is_not_tried_again(start_bench: StartBench) -> None:
+    async with start_bench(num_decodes=2, num_prefills=2) as bench:
+        bench.cluster.decodes[0].scripts.append(refuse)
+        with pytest.raises(BadRequest, match="9 blocks of 8"):
+            await bench.run()
+        for worker in bench.cluster.prefills:
+            worker.scripts.append(refuse_prefill)
+        with pytest.raises(BadRequest, match="9 blocks of 8"):
+            await bench.run()
+        assert sum(len(worker.requests) for worker in bench.cluster.decodes) == 2
+
+
+async def test_an_exhausted_worker_is_passed_over(start_bench: StartBench) -> None:
+    async with start_bench(num_decodes=2) as bench:
+
+        async def exhausted(call: GenerateCall) -> None:
+            await call.fail(STATUS.RESOURCE_EXHAUSTED)
+
+        bench.cluster.decodes[0].scripts.append(exhausted)
+        client = await bench.run()
+        assert client.token_ids == list(ANSWER)
+        assert bench.retries("decode", "resource_exhausted") == 1
+        assert bench.workers.decodes[0].is_ready
+
+
+async def test_attempts_are_bounded(start_bench: StartBench) -> None:
+    async with start_bench(max_attempts=3) as bench:
+        bench.cluster.decodes[0].scripts.extend([abort_mid_stream] * 9)
+        with pytest.raises(WorkersFailed, match="All 3 attempts"):
+            await bench.run()
+        assert len(bench.cluster.decodes[0].requests) == 3
+
+
+async def test_nobody_there(start_bench: StartBench) -> None:
+    async with start_bench() as bench:
+        for worker in bench.cluster.workers:
+            await worker.kill()
+        await until(lambda: not any(worker.is_ready for worker in bench.workers.decodes))
+        with pytest.raises(NoWorkerReady) as refusal:
+            await bench.run()
+        assert refusal.value.headers["Retry-After"]
+
+
+async def test_heartbeats_keep_a_slow_stream(start_bench: StartBench) -> None:
+    async with start_bench(inactivity_s=0.2) as bench:
+
+        async def slow(call: GenerateCall) -> None:
+            for _ in range(4):
+                await call.heartbeat()
+                await asyncio.sleep(0.1)
+            await call.run_happily()
+
+        bench.cluster.decodes[0].scripts.append(slow)
+        await bench.run()
+        assert len(bench.cluster.decodes[0].requests) == 1
+
+
+async def test_a_lost_finish_needs_no_other_attempt(start_bench: StartBench) -> None:
+    async with start_bench() as bench:
+
+        async def no_finish(call: GenerateCall) -> None:
+            await call.tokens(0, ANSWER[:3])
+            await call.fail(STATUS.UNAVAILABLE)
+
+        bench.cluster.decodes[0].scripts.append(no_finish)
+        client = await bench.run(make_prompt(max_tokens=3))
+        assert client.token_ids == list(ANSWER[:3])
+        assert client.finish_reason is FinishReason.LENGTH
+
+
+async def test_stop_ends_what_runs_and_what_comes(start_bench: StartBench) -> None:
+    async with start_bench() as bench:
+        bench.cluster.decodes[0].scripts.append(hang_mid_stream)
+        client = Client()
+        with pytest.raises(ApiError, match="shutting down"):
+            async with until_tokens(bench, client, 2):
+                bench.dispatcher.stop()
+        with pytest.raises(ApiError, match="shutting down"):
+            await bench.run()

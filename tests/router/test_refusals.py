@@ -1,0 +1,177 @@
+"""Every refusal and failure has a status and a body in OpenAI's format."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import grpc
+import httpx
+import pytest
+
+from router.tokenizer import TextTokenizer
+from tests.router.conftest import RunningRouter, StartRouter
+from tests.router.fake_workers import GenerateCall, fake_cluster, until
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, str | None]:
+    assert response.status_code == status, response.text
+    assert response.headers["x-baton-request-id"]
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    assert error["message"]
+    return dict(error)
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"{", JSON, 400),
+        (b"[]", JSON, 400),
+        (b"\xff", JSON, 400),
+        (b'{"model": "tiny", "prompt": "\\ud800"}', JSON, 400),
+        (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', JSON, 400),
+        (b"[" * 100_000, JSON, 400),
+        (b"", JSON, 400),
+        (b"{}", {"content-type": "text/plain"}, 415),
+        (b"a=1", {"content-type": "application/x-www-form-urlencoded"}, 415),
+        (b'{"prompt": "a"}', JSON, 400),
+        (b'{"model": "gpt-4", "prompt": "a"}', JSON, 404),
+        (b'{"model": "tiny", "prompt": "a", "echo": true}', JSON, 400),
+        (b"a" * 2001, JSON, 413),
+    ],
+)
+async def test_bodies(
+    start_router: StartRouter, content: bytes, headers: dict[str, str], status: int
+) -> None:
+    async with (
+        fake_cluster(()) as cluster,
+        start_router(cluster, max_body_nbytes=200_000 if content[:2] == b"[[" else 2000) as router,
+    ):
+        response = await router.http.post("/v1/completions", content=content, headers=headers)
+        error_of(response, status)
+        assert router.metric("baton_requests_total", outcome="rejected") == 1
+
+
+async def test_a_body_that_never_ends(start_router: StartRouter) -> None:
+    async def chunks() -> object:
+        yield b"{"
+        await asyncio.sleep(1)
+
+    async with fake_cluster(()) as cluster, start_router(cluster, body_timeout_s=0.1) as router:
+        response = await router.http.post("/v1/completions", content=chunks(), headers=JSON)  # type: ignore[arg-type]
+        error_of(response, 408)
+
+
+async def test_paths_and_methods(start_router: StartRouter) -> None:
+    async with fake_cluster(()) as cluster, start_router(cluster) as router:
+        error_of(await router.http.get("/v1/nowhere"), 404)
+        refused = await router.http.get("/v1/completions")
+        error_of(refused, 405)
+        assert refused.headers["allow"] == "POST"
+
+
+async def test_a_prompt_that_cannot_fit(start_router: StartRouter) -> None:
+    async with fake_cluster(()) as cluster, start_router(cluster) as router:
+        error = error_of(await router.complete(prompt=[5] * 100), 400)
+        assert error["code"] == "context_length_exceeded"
+
+
+async def test_no_worker_at_all(start_router: StartRouter) -> None:
+    async with fake_cluster(()) as cluster:
+        for worker in cluster.workers:
+            await worker.kill()
+        async with start_router(cluster, ready_wait_s=0.1) as router:
+            response = await router.chat()
+            error_of(response, 503)
+            assert response.headers["retry-after"] == "1"
+            assert router.metric("baton_requests_total", outcome="unavailable") == 1
+
+
+async def test_all_attempts_fail(start_router: StartRouter, answer: Sequence[int]) -> None:
+    async with fake_cluster(answer) as cluster, start_router(cluster, max_attempts=2) as router:
+
+        async def abort(call: GenerateCall) -> None:
+            await call.fail(grpc.StatusCode.ABORTED)
+
+        cluster.decodes[0].scripts.extend([abort] * 2)
+        error_of(await router.complete(stream=True), 503)
+
+
+async def test_the_time_is_over(start_router: StartRouter, answer: Sequence[int]) -> None:
+    async with (
+        fake_cluster(answer) as cluster,
+        start_router(cluster, request_timeout_s=0.2) as router,
+    ):
+        cluster.decodes[0].scripts.append(GenerateCall.hang)
+        error_of(await router.complete(), 504)
+        assert router.metric("baton_requests_total", outcome="timeout") == 1
+
+
+async def test_an_error_after_tokens_is_the_last_event(
+    start_router: StartRouter, answer: Sequence[int]
+) -> None:
+    async with fake_cluster(answer) as cluster, start_router(cluster, max_attempts=1) as router:
+
+        async def die(call: GenerateCall) -> None:
+            await call.relay.commit(await call.reserve())
+            await call.tokens(0, answer[:3])
+            await until(lambda: router.metric("baton_output_tokens_total") == 3)
+            await call.fail(grpc.StatusCode.UNAVAILABLE)
+
+        cluster.decodes[0].scripts.append(die)
+        response = await router.complete(stream=True)
+        assert response.status_code == 200
+        last = response.text.removesuffix("\n\n").split("\n\n")[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "workers_failed"
+        assert "[DONE]" not in response.text
+
+
+async def test_one_failing_prompt_fails_the_request(
+    start_router: StartRouter, answer: Sequence[int]
+) -> None:
+    async with fake_cluster(answer) as cluster, start_router(cluster) as router:
+
+        async def refuse(call: GenerateCall) -> None:
+            await call.fail(grpc.StatusCode.INVALID_ARGUMENT, "no")
+
+        cluster.decodes[0].scripts.extend([GenerateCall.hang, refuse])
+        error_of(await router.complete(prompt=["a", "b"]), 400)
+
+
+async def test_a_bug_of_ours_is_a_500(
+    start_router: StartRouter,
+    answer: Sequence[int],
+    tokenizer: TextTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(text: str) -> tuple[int, ...]:
+        raise ZeroDivisionError
+
+    async with fake_cluster(answer) as cluster, start_router(cluster) as router:
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenizer, "encode", broken)
+            error = error_of(await router.complete(), 500)
+        assert error["message"] == "Internal error."
+        assert router.metric("baton_requests_total", outcome="failed") == 1
+        assert (await router.complete()).status_code == 200
+
+
+async def test_junk_on_the_port_leaves_the_next_request_right(
+    start_router: StartRouter, answer: Sequence[int]
+) -> None:
+    async with fake_cluster(answer) as cluster, start_router(cluster) as router:
+        for junk in (b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"POST" * 50_000):
+            await send_raw(router, junk)
+        assert (await router.complete()).status_code == 200
+
+
+async def send_raw(router: RunningRouter, data: bytes) -> None:
+    url = httpx.URL(router.url)
+    _, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(data)
+    writer.close()
+    await asyncio.gather(writer.wait_closed(), return_exceptions=True)
