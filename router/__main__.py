@@ -1,5 +1,6 @@
 """`python -m router`: flags to objects, and run."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -34,6 +35,9 @@ def main() -> None:
         tokenizer = TextTokenizer.from_folder(Path(config.model_path))
     except UnusableModelFolder as error:
         sys.exit(f"python -m router: {error}")
+    # uvicorn hands the signal that ended it on to these: an end that was asked for is a good one.
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: sys.exit(0))
     app = build_app(config, tokenizer, new_registry())
     server = RouterServer(app, host=config.host, port=config.port, grace_s=config.shutdown_grace_s)
     server.run()

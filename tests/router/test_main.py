@@ -79,7 +79,7 @@ async def test_it_ends_soon_and_tells_open_requests(
             process.send_signal(signum)
             rest = [line async for line in lines if line]
         assert "shutting_down" in rest[-1]
-        await process.wait()
+        assert await process.wait() == 0
         assert time.monotonic() - started < 5
 
 
