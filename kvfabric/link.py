@@ -13,7 +13,7 @@ its frames were offered, VOID takes their place.
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Coroutine
 from typing import Any
 
@@ -47,6 +47,8 @@ from kvfabric.transport import Channel, Endpoint, Transport
 WINDOW = 4
 """Frames under way on one connection: one packed, one on the wire, one or two being installed."""
 
+_USED_REMEMBERED = 1024
+
 
 def _void_frame() -> memoryview:
     header = FrameHeader(FrameKind.VOID, TransferId(bytes(16)), 0, NO_RANGE, 0, None)
@@ -72,6 +74,7 @@ class Link:
         self._connect_timeout_s = connect_timeout_s
         self._send_timeout_s = send_timeout_s
         self._transfers: dict[TransferId, Outgoing] = {}
+        self._used: OrderedDict[TransferId, None] = OrderedDict()
         self._turns: deque[Outgoing] = deque()  # every transfer once; the next in turn first
         self._window = asyncio.Semaphore(min(WINDOW, slots.max_per_peer))
         self._credit = 0  # frames offered, not yet popped
@@ -87,10 +90,13 @@ class Link:
 
     def add(self, outgoing: Outgoing) -> None:
         assert not self.over
-        if outgoing.ticket.transfer_id in self._transfers:
-            error = TransferAborted("the ticket is in use: it is good for one transfer")
+        if outgoing.ticket.transfer_id in self._used:
+            error = TransferAborted("the ticket is used: it is good for one transfer")
             outgoing.fail(error, tell_peer=False)
             return
+        self._used[outgoing.ticket.transfer_id] = None
+        if len(self._used) > _USED_REMEMBERED:
+            self._used.popitem(last=False)
         self._transfers[outgoing.ticket.transfer_id] = outgoing
         self._turns.append(outgoing)
         outgoing.on_change = lambda: self._on_change(outgoing)

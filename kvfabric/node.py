@@ -9,7 +9,7 @@ import logging
 from kvfabric.checksum import Checksummer
 from kvfabric.config import FabricConfig
 from kvfabric.control import FINGERPRINT_NBYTES, Welcome
-from kvfabric.errors import FabricClosed, FabricError
+from kvfabric.errors import FabricClosed, FabricError, HandshakeRefused
 from kvfabric.frame import TransferId
 from kvfabric.frame_plan import max_frame_tokens
 from kvfabric.incoming import IncomingTransfers
@@ -75,7 +75,10 @@ class Node:
         self._tick(asyncio.get_running_loop().time())
 
     async def close(self, seconds: float) -> None:
-        """Fails every transfer, breaks every connection, waits until all slots are back."""
+        """Fails every transfer, breaks every connection, waits until all slots are back.
+        Again does nothing."""
+        if self._closed:
+            return
         self._closed = True
         if self._listener is not None:
             self._listener.close()
@@ -117,6 +120,9 @@ class Node:
     def ship(self, outgoing: Outgoing) -> None:
         if self._closed:
             outgoing.fail(FabricClosed("the fabric is closed"), tell_peer=False)
+        elif outgoing.ticket.fingerprint != self.config.fingerprint:
+            refusal = HandshakeRefused("the ticket is for KV of another meaning (fingerprint)")
+            outgoing.fail(refusal, tell_peer=False)
         elif scheme_of(outgoing.ticket.address) != scheme_of(self.config.listen):
             error = FabricError(f"{outgoing.ticket.address} is not of our transport")
             outgoing.fail(error, tell_peer=False)

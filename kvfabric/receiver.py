@@ -7,14 +7,13 @@ Life of a frame here:
 3. The frame lands, header and payload, in its slot. The header is judged, the checksum verified.
 4. The sink installs it; the slot is free again.
 
-What is not wanted (unknown, late, another connection's) is dropped and answered with ABORT, once
-per transfer. What is malformed breaks the connection, and with it the transfers it was sending.
+What is not wanted (unknown, late, another connection's) is dropped and answered with ABORT. What is
+malformed breaks the connection, and with it the transfers it was sending.
 A transfer that is lost leaves the connection and the other transfers alone.
 """
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import Any
 
@@ -48,7 +47,7 @@ from kvfabric.transport import Channel, Endpoint
 MAX_OFFERED = 1024
 """Frames a peer may have on offer; far more than any of ours ever has."""
 
-_ABORTS_REMEMBERED = 256
+MAX_UNREAD_ABORTS = 64
 
 
 class Reception:
@@ -74,7 +73,7 @@ class Reception:
         self._owed = 0  # frames offered and not yet given a slot
         self._offered = asyncio.Event()
         self._frames = TaskSet()
-        self._aborted: OrderedDict[TransferId, None] = OrderedDict()
+        self._aborts: set[asyncio.Future[None]] = set()  # on their way
         self._broken: asyncio.Future[FabricError] = asyncio.get_running_loop().create_future()
 
     async def run(self, welcome: Welcome, handshake_timeout_s: float) -> None:
@@ -98,6 +97,7 @@ class Reception:
         """Ends the connection. Never blocks; `run` returns soon after."""
         if not self._broken.done():
             self._broken.set_result(error)
+            self.endpoint.abort()
 
     async def _until_broken(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -191,10 +191,9 @@ class Reception:
             raise ChecksumMismatch(f"frame {header.sequence} is not what was sent")
 
     def _send_abort(self, transfer_id: TransferId, reason: AbortReason) -> None:
-        """Once per transfer: the frames under way before the sender reads it need no answer."""
-        if transfer_id in self._aborted:
+        if len(self._aborts) >= MAX_UNREAD_ABORTS:
+            self.break_off(BadFrame("the peer sends what nobody wants and reads no ABORT"))
             return
-        self._aborted[transfer_id] = None
-        if len(self._aborted) > _ABORTS_REMEMBERED:
-            self._aborted.popitem(last=False)
-        self.endpoint.send(Channel.CONTROL, encode_control(Abort(transfer_id, reason)))
+        sent = self.endpoint.send(Channel.CONTROL, encode_control(Abort(transfer_id, reason)))
+        self._aborts.add(sent)
+        sent.add_done_callback(self._aborts.discard)
