@@ -73,6 +73,10 @@ class DecodeLeg:
 
     async def run(self, write: Callable[[pb.GenerateEvent], Awaitable[None]]) -> None:
         """Writes the events of the call. Raises EngineError."""
+        if self._request.is_ended(self._engine.engine.model_config.eos_token_ids):
+            # The worker before us died between the end token and its `finished`.
+            await write(self._finished(FinishReason.STOP))
+            return
         with self._engine.open(self._request, self._mailbox.put):
             try:
                 while not self._is_over:
@@ -182,10 +186,11 @@ class DecodeLeg:
         if tokens.finish_reason is not None:
             self._is_over = True
             self._timings.decode_ns = time.monotonic_ns() - self._joined_ns
-            finished = pb.Finished(
-                sample=self._request.sample,
-                reason=_FINISH_REASONS[tokens.finish_reason],
-                timings=self._timings,
-            )
-            events.append(pb.GenerateEvent(finished=finished))
+            events.append(self._finished(tokens.finish_reason))
         return events
+
+    def _finished(self, reason: FinishReason) -> pb.GenerateEvent:
+        finished = pb.Finished(
+            sample=self._request.sample, reason=_FINISH_REASONS[reason], timings=self._timings
+        )
+        return pb.GenerateEvent(finished=finished)

@@ -9,7 +9,9 @@ The only module that may import both worker services. Started as `python -m depl
 """
 
 import asyncio
+import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import grpc
 import decode_server
 import prefill_server
 from deploy.worker_config import WorkerConfig
-from deploy.worker_metrics import WorkerCollector, loop_wait_histogram
+from deploy.worker_metrics import WorkerCollector, loop_wait_histogram, watch_tasks
 from deploy.worker_status import WorkerStatus, new_generation
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig, ModelError
@@ -55,6 +57,7 @@ def main() -> None:
         prog="python -m deploy.worker",
         description="A prefill or decode worker of Baton.",
     )
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes all stacks into the log
     log.configure(config.name, format=config.log_format, level=config.log_level)
     try:
         run(config)
@@ -85,6 +88,7 @@ def run(config: WorkerConfig) -> None:
 async def _serve(config: WorkerConfig, engine: Engine, fabric: Fabric, generation: int) -> None:
     registry = new_registry()
     registry.register(WorkerCollector(engine, fabric))
+    watch_tasks(registry, asyncio.get_running_loop())
     status = WorkerStatus(config.name, Path(config.model_path).name, engine, fabric, generation)
     async_engine = AsyncEngine(engine, loop_wait_histogram(registry).observe)
     server = GrpcServer(ERRORS)

@@ -3,9 +3,10 @@
 Names that start with `vllm:` are those which the Gateway API Inference Extension reads.
 """
 
+import asyncio
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -21,6 +22,12 @@ def loop_wait_histogram(registry: CollectorRegistry) -> Histogram:
         registry=registry,
         buckets=LOOP_WAIT_SECONDS,
     )
+
+
+def watch_tasks(registry: CollectorRegistry, loop: asyncio.AbstractEventLoop) -> None:
+    """A number that comes back to where it was when requests end, or something leaks."""
+    tasks = Gauge("baton_service_tasks", "Tasks on the service loop.", registry=registry)
+    tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 
 
 class WorkerCollector(Collector):

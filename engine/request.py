@@ -64,6 +64,14 @@ class EngineRequest:
     sample: int = 0
     """Sample index, for the sampling counter."""
 
+    def is_ended(self, eos_token_ids: frozenset[int]) -> bool:
+        """The last delivered token ended the sample; only its `finish_reason` was not delivered."""
+        last = self.output_token_ids[-1:]
+        ends = self.sampling.stop_token_ids
+        if not self.sampling.ignore_eos:
+            ends |= eos_token_ids
+        return not ends.isdisjoint(last)
+
 
 @dataclass(frozen=True, slots=True)
 class Reserved:

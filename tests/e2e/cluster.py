@@ -67,15 +67,18 @@ class ClusterProcess:
         assert not self.is_running
         self._popen = self._start()
 
-    def end(self) -> None:
-        """SIGTERM; fails if it does not end in time and well."""
-        if not self.is_running:
-            return
+    def ask_to_end(self) -> None:
+        """SIGTERM."""
         self.thaw()
         self._popen.terminate()
+
+    def wait_end(self) -> None:
+        """Fails if it does not end in time and well."""
         try:
             status = self._popen.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
+            self._popen.send_signal(signal.SIGUSR1)  # a worker writes its stacks
+            time.sleep(0.5)
             self.kill()
             raise AssertionError(f"{self.name} did not end on SIGTERM:\n{self.tail()}") from None
         assert status == 0, f"{self.name} ended with {status}:\n{self.tail()}"
@@ -197,6 +200,7 @@ class Cluster:
         self.run_dir = run_dir
         self.model_path = model_path
         self.workers: list[WorkerProcess] = []
+        self._idle_tasks: dict[str, float] = {}
         self.routers: list[RouterProcess] = []
         self._worker_flags = worker_flags
 
@@ -223,36 +227,45 @@ class Cluster:
     def wait_ready(self) -> None:
         for process in [*self.workers, *self.routers]:
             process.wait_ready()
+        self.assert_all_back()
 
     def assert_all_back(self, within_s: float = 2.0) -> None:
-        """Every block, slot, transfer and request of every living worker is back in time."""
+        """Every block, slot, transfer, request and task of every living worker is back in time,
+        and no connection to a dead one is left. The first call takes idle workers as they are."""
         deadline = time.monotonic() + within_s
         for worker in self.workers:
             if not worker.is_running:
                 continue
-            while leaks := _leaks(worker.status()):
+            while leaks := self._leaks(worker):
                 assert time.monotonic() < deadline, f"{worker.name} still has {leaks}"
                 time.sleep(0.05)
 
+    def _leaks(self, worker: WorkerProcess) -> list[str]:
+        status, tasks = worker.status(), worker.metrics().value("baton_service_tasks")
+        idle_tasks = self._idle_tasks.setdefault(f"{worker.name}/{worker.pid}", tasks)
+        living = sum(1 for other in self.workers if other.is_running and other is not worker)
+        counts = {
+            "blocks": status.num_blocks - status.blocks.free,
+            "send slots": status.fabric.send_slots_used,
+            "recv slots": status.fabric.recv_slots_used,
+            "transfers": status.fabric.transfers,
+            "requests": status.num_waiting + status.num_running + status.num_awaiting_kv,
+            "tasks": max(0, tasks - idle_tasks),
+            "endpoints to the dead": max(0, status.fabric.endpoints - living),
+        }
+        return [f"{count} {what}" for what, count in counts.items() if count]
+
     def close(self) -> None:
         failures = []
-        for process in [*self.routers, *self.workers]:
+        processes = [process for process in [*self.routers, *self.workers] if process.is_running]
+        for process in processes:
+            process.ask_to_end()
+        for process in processes:
             try:
-                process.end()
+                process.wait_end()
             except AssertionError as failure:
                 failures.append(str(failure))
         assert not failures, "\n".join(failures)
-
-
-def _leaks(status: pb.WorkerStatus) -> list[str]:
-    counts = {
-        "blocks": status.num_blocks - status.blocks.free,
-        "send slots": status.fabric.send_slots_used,
-        "recv slots": status.fabric.recv_slots_used,
-        "transfers": status.fabric.transfers,
-        "requests": status.num_waiting + status.num_running + status.num_awaiting_kv,
-    }
-    return [f"{count} {what}" for what, count in counts.items() if count]
 
 
 def children_of(pid: int) -> list[int]:
