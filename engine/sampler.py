@@ -1,11 +1,15 @@
 """Chooses output tokens from logits, many sequences at a time.
 
-Counter-based: the random number of an output token is a pure function of (seed, sample, output
-index), so equal seeds give equal tokens however requests are batched, split, preempted or
-resumed. A sampled token is the inverse, at that number, of the cumulative distribution over the
-vocabulary in token order: softmax(logits / temperature) in float32, without what top-k and then
-top-p (over what top-k left) take away. Tokens as likely as the last one kept are kept too, so that
-a tie never depends on how a sort breaks it.
+Counter-based: the random numbers of an output token are a pure function of (seed, sample, output
+index, token id), so equal seeds give equal tokens however requests are batched, split, preempted
+or resumed. A token is drawn as the largest of logits / temperature + Gumbel noise (Gumbel, 1954)
+over what top-k and then top-p (over what top-k left) keep. Tokens as likely as the last one kept
+are kept too, so that a tie never depends on how a sort breaks it.
+
+Why not the inverse of the cumulative distribution: it has a boundary for each token of the
+vocabulary. The rounding of a differently split prefill (1e-5 in a logit, 1e-6 in the cumulated
+mass) then moved one draw in twenty of a flat distribution to a neighbour; the largest of noisy
+logits moves only where the first two are as close as the rounding itself.
 
 No row of a batch depends on another. Nothing here waits for the device.
 """
@@ -40,18 +44,20 @@ def sample_tokens(logits: Tensor, rows: Rows[SampleRow]) -> Tensor:
     if not drawn:
         return token_ids
     sampled = [rows[index] for index in drawn]
-    where, temperature, number = _to_device(
-        [drawn, [row.params.temperature for row in sampled], uniforms(sampled)], logits.device
+    where, temperature, *keys = _to_device(
+        [drawn, [row.params.temperature for row in sampled], *_halves(noise_keys(sampled))],
+        logits.device,
     )
     where = where.long()
-    probs = _softmax(logits if len(drawn) == len(rows) else logits[where], temperature)
-    _filter(probs, [row.params for row in sampled])
-    return token_ids.index_copy_(0, where, _invert(probs, number))
+    scaled = _scale(logits if len(drawn) == len(rows) else logits[where], temperature)
+    _filter(scaled, [row.params for row in sampled])
+    scaled += gumbel_noise(torch.stack(keys).int(), scaled.shape[1])
+    return token_ids.index_copy_(0, where, scaled.argmax(dim=-1))
 
 
-def uniforms(rows: Rows[SampleRow]) -> npt.NDArray[np.float64]:
-    """[len(rows)] in [0, 1), 53 bits each: the splitmix64 finalizer (Steele, Lea and Flood, 2014)
-    absorbs seed, sample and output index one after the other."""
+def noise_keys(rows: Rows[SampleRow]) -> npt.NDArray[np.uint64]:
+    """[len(rows)], 64 bits each: the splitmix64 finalizer (Steele, Lea and Flood, 2014) absorbs
+    seed, sample and output index one after the other."""
     counters = np.array(
         [(row.params.seed & _UINT64, row.sample, row.output_index) for row in rows],
         dtype=np.uint64,
@@ -59,7 +65,32 @@ def uniforms(rows: Rows[SampleRow]) -> npt.NDArray[np.float64]:
     state = np.zeros(len(rows), dtype=np.uint64)
     for column in counters.T:
         state = _mix((state ^ column) + _GOLDEN)
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return state
+
+
+def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
+    """keys [2, R] int32 → [R, vocab_size] float32: a 32-bit hash of key and token id gives 31 bits
+    of a uniform number u, and -log(-log(1 - u)) is the noise. u is fine where the noise is large,
+    for only large noise wins."""
+    token_ids = torch.arange(vocab_size, dtype=torch.int32, device=keys.device)
+    bits = _mix32(_mix32(token_ids ^ keys[0].unsqueeze(1)) ^ keys[1].unsqueeze(1))
+    u = bits.bitwise_and_(0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
+    return u.neg_().log1p_().neg_().log_().neg_()
+
+
+def _mix32(x: Tensor) -> Tensor:
+    """In place, [...] int32: Wellons' low-bias 32-bit finalizer; wraps as unsigned would."""
+    x ^= (x >> 16).bitwise_and_(0xFFFF)  # a logical shift
+    x *= 0x7FEB352D
+    x ^= (x >> 15).bitwise_and_(0x1FFFF)
+    x *= 0x846CA68B - (1 << 32)
+    x ^= (x >> 16).bitwise_and_(0xFFFF)
+    return x
+
+
+def _halves(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+    """[R] of 64 bits → [2, R] of 32"""
+    return np.ascontiguousarray(keys.view(np.int32).reshape(-1, 2).T)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -76,44 +107,45 @@ def _to_device(columns: Rows[npt.ArrayLike], device: torch.device) -> Tensor:
     return host.to(device, non_blocking=True)
 
 
-def _softmax(logits: Tensor, temperature: Tensor) -> Tensor:
+def _scale(logits: Tensor, temperature: Tensor) -> Tensor:
     """[R, vocab]. The maximum goes first: a tiny temperature must not overflow the others."""
     shifted = logits - logits.amax(dim=-1, keepdim=True)
-    return shifted.div_(temperature.float().unsqueeze(1)).softmax(dim=-1)
+    return shifted.div_(temperature.float().unsqueeze(1))
 
 
-def _filter(probs: Tensor, params: Rows[SamplingParams]) -> None:
-    """Zeroes, in place, what top-k and top-p take away; [R, vocab], not renormalised."""
+def _filter(scaled: Tensor, params: Rows[SamplingParams]) -> None:
+    """Sets to -inf, in place, what top-k and top-p take away; [R, vocab]."""
     few = [i for i, p in enumerate(params) if 0 < p.top_k <= _FEW]
     if few:
-        _filter_rows(probs, few, params, max(params[i].top_k for i in few))
-    vocab_size = probs.shape[1]
+        _filter_rows(scaled, few, params, max(params[i].top_k for i in few))
+    vocab_size = scaled.shape[1]
     many = [i for i, p in enumerate(params) if _FEW < p.top_k < vocab_size]
     many += [i for i, p in enumerate(params) if p.top_k == 0 and p.top_p < 1.0]
     if many:
-        _filter_rows(probs, many, params, vocab_size)
+        _filter_rows(scaled, many, params, vocab_size)
 
 
 def _filter_rows(
-    probs: Tensor, rows: list[int], params: Rows[SamplingParams], num_sorted: int
+    scaled: Tensor, rows: list[int], params: Rows[SamplingParams], num_sorted: int
 ) -> None:
     """`num_sorted` bounds their top-k. What lies below a row's own top-k adds exact zeros, so the
     result does not depend on it."""
-    num_sorted = min(num_sorted, probs.shape[1])
+    num_sorted = min(num_sorted, scaled.shape[1])
     num_cut = [num_sorted - min(params[i].top_k or num_sorted, num_sorted) for i in rows]
     where, first_kept, top_p = _to_device(
-        [rows, num_cut, [params[i].top_p for i in rows]], probs.device
+        [rows, num_cut, [params[i].top_p for i in rows]], scaled.device
     )
     where = where.long()
-    chosen = probs[where]
-    ascending = _largest(chosen, num_sorted)
+    chosen = scaled[where]
+    probs = chosen.softmax(dim=-1)
+    ascending = _largest(probs, num_sorted)
     kth = ascending.gather(1, first_kept.long().unsqueeze(1))
     mass = ascending.masked_fill_(ascending < kth, 0.0).cumsum(dim=-1, dtype=torch.float64)
     # The least likely token kept: up to it, ascending, there is more mass than may be dropped.
     droppable = mass[:, -1:] * (1.0 - top_p.unsqueeze(1))
     index = torch.searchsorted(mass, droppable, right=True).clamp_(max=num_sorted - 1)
     least = ascending.gather(1, index)
-    probs.index_copy_(0, where, chosen.masked_fill_(chosen < least, 0.0))
+    scaled.index_copy_(0, where, chosen.masked_fill_(probs < least, -torch.inf))
 
 
 def _largest(rows: Tensor, count: int) -> Tensor:
@@ -123,12 +155,3 @@ def _largest(rows: Tensor, count: int) -> Tensor:
     if rows.device.type == "cpu":  # numpy's sort, without indices, is four times faster there
         return torch.from_numpy(np.sort(rows.numpy(), axis=-1))  # host memory
     return rows.sort(dim=-1).values
-
-
-def _invert(probs: Tensor, number: Tensor) -> Tensor:
-    """[R] the token at which the cumulative distribution passes `number`; [R] in [0, 1)."""
-    mass = probs.cumsum(dim=-1, dtype=torch.float64)
-    total = mass[:, -1:]
-    # At most just below the whole, so that the token found has mass whatever the rounding.
-    target = torch.minimum(number.unsqueeze(1) * total, torch.nextafter(total, total - 1))
-    return torch.searchsorted(mass, target, right=True).squeeze(1)
