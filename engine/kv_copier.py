@@ -6,8 +6,9 @@ ask. Life of a copy:
 1. `gather` or `scatter` queues it and returns a future.
 2. The copier's thread enters the lease; a lease that is closed by then fails the future with
    LeaseClosed, and nothing was touched.
-3. CUDA: a gather waits, on its stream, for the forward pass that `record_compute` last marked
-   when it was asked for. The CPU needs no order: what is computed is computed.
+3. CUDA: it waits, on its stream, for the forward pass that `record_compute` last marked when it
+   was asked for: a gather for what it reads, a scatter because a block may have changed hands
+   while that pass still writes it. The CPU needs no order: what is computed is computed.
 4. The copy is done on the device; the lease is left; the future resolves to its nanoseconds.
 5. CUDA: `wait_scatters` makes the next forward pass wait, on its stream, for what was scattered.
 
@@ -48,7 +49,7 @@ class KVCopier:
 
     def scatter(self, lease: KVLease, part: KVRange, payload: memoryview) -> Future[int]:
         """A payload into the range's blocks; the rest as for `gather`."""
-        return self._submit(self._scatter, lease, part, payload)
+        return self._submit(self._scatter, lease, part, payload, self._computed)
 
     def allocate_staging(self, nbytes: int) -> memoryview:
         """Writable bytes that copies are fast from and to: pinned for CUDA; every page is there."""
@@ -80,14 +81,23 @@ class KVCopier:
     def _gather(
         self, lease: KVLease, part: KVRange, out: memoryview, computed: torch.cuda.Event | None
     ) -> int:
+        return self._timed(self._kv.gather, lease, part, out, computed)
+
+    def _scatter(
+        self, lease: KVLease, part: KVRange, payload: memoryview, computed: torch.cuda.Event | None
+    ) -> int:
+        return self._timed(self._kv.scatter, lease, part, payload, computed)
+
+    def _timed(
+        self,
+        copy: _Copy,
+        lease: KVLease,
+        part: KVRange,
+        staging: memoryview,
+        computed: torch.cuda.Event | None,
+    ) -> int:
         if self._stream is not None and computed is not None:
             self._stream.wait_event(computed)
-        return self._timed(self._kv.gather, lease, part, out)
-
-    def _scatter(self, lease: KVLease, part: KVRange, payload: memoryview) -> int:
-        return self._timed(self._kv.scatter, lease, part, payload)
-
-    def _timed(self, copy: _Copy, lease: KVLease, part: KVRange, staging: memoryview) -> int:
         raw = torch.frombuffer(staging, dtype=torch.uint8)
         lease.enter()
         try:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-_LASTING = ("pytest_timeout", "asyncio_", "_poll_wrapper")
+_LASTING = ("pytest_timeout", "asyncio_", "_poll_wrapper", "TMonitor")
 """Threads of libraries that live as long as the process: pytest's clock, asyncio's default
-executor, grpc.aio's poller."""
+executor, grpc.aio's poller, tqdm's monitor."""
 
 
 @pytest.fixture(scope="session")
@@ -34,4 +34,5 @@ def no_leaked_threads() -> Iterator[None]:
 
 
 def _is_ours(thread: threading.Thread) -> bool:
-    return thread.is_alive() and not any(name in thread.name for name in _LASTING)
+    names = (thread.name, type(thread).__name__)
+    return thread.is_alive() and not any(lasting in name for lasting in _LASTING for name in names)
