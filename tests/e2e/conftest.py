@@ -1,33 +1,40 @@
-"""A tiny random model for clusters whose model does not matter."""
+"""The cluster of the fault tests, whole before each and idle after."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.slow_relay import CHUNK, INACTIVITY_S, POOL_BLOCKS
 
 
-@pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
-    """A Llama of 2 layers, with the real model's tokenizer (and so its vocabulary)."""
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        initializer_range=0.3,  # wide: greedy tokens then differ from step to step
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
+@pytest.fixture(scope="module")
+def slow_relay(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(
+        tmp_path_factory.mktemp("faults"),
+        tiny_llama,
+        dtype="float32",
+        num_blocks=POOL_BLOCKS,
+        max_model_len=1600,
+        transfer_timeout_s=3,
     )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (folder / name).write_bytes((smollm2 / name).read_bytes())
-    return folder
+    try:
+        for index, role in enumerate(("prefill", "decode", "prefill", "decode")):
+            cluster.worker(role, cores=index % 2, token_budget=CHUNK if role == "prefill" else 512)
+        cluster.router(inactivity_s=INACTIVITY_S, status_interval_s=0.1)
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def cluster(slow_relay: Cluster) -> Iterator[Cluster]:
+    """All workers alive before, and nothing held after."""
+    yield slow_relay
+    for worker in slow_relay.workers:
+        if not worker.is_running:
+            worker.start_again()
+            worker.wait_ready()
+    slow_relay.assert_all_back()

@@ -1,110 +1,25 @@
 """Faults of processes and clients: each costs time, and neither the answer nor a block, slot, task
-or connection. Real processes, a tiny model in float32, so that answers compare exactly.
-
-The prompt takes dozens of chunks, and the answer dozens of steps, so that there is a middle to
-break things in.
+or connection.
 """
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Callable
 
-import grpc
 import httpx
 import pytest
 
-from protos import serving_pb2 as pb
-from protos import serving_pb2_grpc as pb_grpc
 from tests.e2e.cluster import MODEL_NAME, Cluster, RouterProcess, WorkerProcess
-from tests.e2e.tokens import TokenClient, token_client
-
-NUM_PROMPT = 1200
-NUM_OUTPUTS = 120
-INACTIVITY_S = 2.5
-POOL_BLOCKS = 200
-CHUNK = 4
-"""Tokens of a prefill step: so few that a prompt takes hundreds of steps."""
-
-
-@pytest.fixture(scope="module")
-def running(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(
-        tmp_path_factory.mktemp("faults"),
-        tiny_llama,
-        dtype="float32",
-        num_blocks=POOL_BLOCKS,
-        max_model_len=1600,
-        transfer_timeout_s=3,
-    )
-    try:
-        for index, role in enumerate(("prefill", "decode", "prefill", "decode")):
-            cluster.worker(role, cores=index % 2, token_budget=CHUNK if role == "prefill" else 512)
-        cluster.router(inactivity_s=INACTIVITY_S, status_interval_s=0.1)
-        cluster.wait_ready()
-        yield cluster
-    finally:
-        cluster.close()
-
-
-@pytest.fixture
-def cluster(running: Cluster) -> Iterator[Cluster]:
-    """All workers alive before, and nothing held after."""
-    yield running
-    for worker in running.workers:
-        if not worker.is_running:
-            worker.start_again()
-            worker.wait_ready()
-    running.assert_all_back()
-
-
-def of_role(cluster: Cluster, role: str) -> list[WorkerProcess]:
-    return [worker for worker in cluster.workers if worker.role == role]
-
-
-def is_prefilling(worker: WorkerProcess) -> bool:
-    return worker.is_running and worker.status().num_running > 0
-
-
-def is_receiving(worker: WorkerProcess) -> bool:
-    """Its blocks are claimed, so frames have come; and it waits for more."""
-    status = worker.status()
-    return status.num_awaiting_kv > 0 and status.blocks.held > 0
-
-
-def is_decoding(worker: WorkerProcess) -> bool:
-    return worker.status().num_running > 0
-
-
-async def first(
-    workers: list[WorkerProcess], condition: Callable[[WorkerProcess], bool]
-) -> WorkerProcess:
-    """The worker that first meets the condition."""
-    async with asyncio.timeout(20):
-        while True:
-            for worker in workers:
-                if await asyncio.to_thread(condition, worker):
-                    return worker
-
-
-def prompt_of(seed: int, length: int = NUM_PROMPT) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(17, 49152) for _ in range(length)]
-
-
-async def undisturbed(cluster: Cluster, prompt: list[int], num_outputs: int) -> list[int]:
-    """The answer of one engine."""
-    async with token_client([], of_role(cluster, "decode"), mode="colocated") as client:
-        return await client.generate(prompt, num_outputs)
-
-
-@asynccontextmanager
-async def relay_client(cluster: Cluster) -> AsyncIterator[TokenClient]:
-    async with token_client(
-        of_role(cluster, "prefill"), of_role(cluster, "decode"), inactivity_s=INACTIVITY_S
-    ) as client:
-        yield client
+from tests.e2e.slow_relay import (
+    NUM_OUTPUTS,
+    first,
+    is_decoding,
+    is_prefilling,
+    is_receiving,
+    of_role,
+    prompt_of,
+    relay_client,
+    undisturbed,
+)
 
 
 def computed_prompt_tokens(cluster: Cluster) -> float:
@@ -240,82 +155,6 @@ async def test_client_disconnects(cluster: Cluster, moment: str, streaming: bool
 
 def router_in_flight(router: RouterProcess) -> float:
     return router.metrics().value("baton_requests_in_flight")
-
-
-def sampling(max_tokens: int) -> pb.Sampling:
-    return pb.Sampling(max_tokens=max_tokens, top_p=1, ignore_eos=True)
-
-
-@asynccontextmanager
-async def reserved_stream(
-    cluster: Cluster, prompt: list[int]
-) -> AsyncIterator[
-    tuple[pb.KVTicket, "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateEvent]"]
-]:
-    """A Generate stream by hand, up to its ticket."""
-    decode = of_role(cluster, "decode")[0]
-    async with grpc.aio.insecure_channel(decode.grpc_address) as channel:
-        request = pb.GenerateRequest(
-            request_id="by-hand",
-            prompt_token_ids=prompt,
-            sampling=sampling(5),
-            samples=[pb.Sample()],
-        )
-        call = pb_grpc.DecodeStub(channel).Generate(request, timeout=30)
-        async for event in call:
-            if event.HasField("reserved"):
-                yield event.reserved, call
-                break
-        call.cancel()
-
-
-async def prefill_by_hand(
-    worker: WorkerProcess, prompt: list[int], ticket: pb.KVTicket
-) -> list[pb.PrefillEvent]:
-    async with grpc.aio.insecure_channel(worker.grpc_address) as channel:
-        request = pb.PrefillRequest(
-            request_id="by-hand",
-            prompt_token_ids=prompt,
-            sampling=sampling(5),
-            samples=[pb.Sample()],
-            ticket=ticket,
-        )
-        return [event async for event in pb_grpc.PrefillStub(channel).Prefill(request, timeout=30)]
-
-
-async def test_ticket_used_twice(cluster: Cluster) -> None:
-    """By two workers at once and again afterwards: one transfer, one answer, the others aborted."""
-    prompt = prompt_of(8)
-    prefills = of_role(cluster, "prefill")
-    async with reserved_stream(cluster, prompt) as (ticket, call):
-        outcomes = await asyncio.gather(
-            *(prefill_by_hand(worker, prompt, ticket) for worker in prefills),
-            return_exceptions=True,
-        )
-        refused = [o for o in outcomes if isinstance(o, grpc.aio.AioRpcError)]
-        assert [error.code() for error in refused] == [grpc.StatusCode.ABORTED]
-        for worker in prefills:
-            with pytest.raises(grpc.aio.AioRpcError, match="ABORTED"):
-                await prefill_by_hand(worker, prompt, ticket)
-        tokens: list[int] = []
-        async for event in call:
-            assert not event.HasField("reserved"), "the first transfer was not disturbed"
-            tokens += event.tokens.token_ids
-    assert tokens == await undisturbed(cluster, prompt, 5)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("fingerprint", bytes(32)), ("generation", 1)], ids=["model", "process"]
-)
-async def test_ticket_of_another_model_or_process(
-    cluster: Cluster, field: str, value: object
-) -> None:
-    """Refused in the handshake, before any byte of KV; the prefill leg says so."""
-    prompt = prompt_of(9, 50)
-    async with reserved_stream(cluster, prompt) as (ticket, _):
-        setattr(ticket, field, value)
-        with pytest.raises(grpc.aio.AioRpcError, match="FAILED_PRECONDITION"):
-            await prefill_by_hand(of_role(cluster, "prefill")[0], prompt, ticket)
 
 
 async def test_prompt_that_no_pool_can_hold(cluster: Cluster) -> None:
