@@ -105,6 +105,14 @@ class WorkerCollector(Collector):
         )
         yield _gauge("baton_fabric_endpoints", "Live connections to peers.", stats.endpoints)
         yield _labelled(
+            GaugeMetricFamily(
+                "baton_fabric_transport",
+                "1 for what live connections really run over.",
+                labels=["transport"],
+            ),
+            {(transport,): 1 for transport in stats.transports},
+        )
+        yield _labelled(
             CounterMetricFamily(
                 "baton_handoff_bytes", "KV payload bytes moved.", labels=["direction"]
             ),

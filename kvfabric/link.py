@@ -49,6 +49,9 @@ WINDOW = 4
 
 _USED_REMEMBERED = 1024
 
+OFFER_AHEAD = 16
+"""Frames on offer at most: more is fewer OFFERs, fewer is fewer VOIDs after a cancel."""
+
 
 def _void_frame() -> memoryview:
     header = FrameHeader(FrameKind.VOID, TransferId(bytes(16)), 0, NO_RANGE, 0, None)
@@ -218,9 +221,9 @@ class Link:
         return None
 
     def _offer(self, endpoint: Endpoint) -> None:
-        """Called before a frame is popped: keeps at least it, at most a window, on offer."""
-        if self._credit <= WINDOW // 2:
-            more = min(self._num_offerable(), WINDOW) - self._credit
+        """Called before a frame is popped: keeps it and what follows in this window on offer."""
+        if self._credit < WINDOW:
+            more = min(self._num_offerable(), OFFER_AHEAD) - self._credit
             if more > 0:
                 endpoint.send(Channel.CONTROL, encode_control(Offer(more)))
                 self._credit += more

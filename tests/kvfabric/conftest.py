@@ -1,4 +1,10 @@
+from collections.abc import AsyncIterator
+
 import pytest
+import pytest_asyncio
+
+from kvfabric.transport import Endpoint, open_transport
+from tests.kvfabric.rig import SECONDS
 
 SCHEMES = ("inproc", "ucx")
 
@@ -8,3 +14,15 @@ def scheme(request: pytest.FixtureRequest) -> str:
     """Tests that take it run over every transport, in one process."""
     name: str = request.param
     return name
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def ucx_stays_up() -> AsyncIterator[None]:
+    """One use of UCX for a module: taking it down costs a second. The module's tests run on one
+    loop: `pytest.mark.asyncio(loop_scope="module")`."""
+    transport = open_transport("ucx://")
+    listener = await transport.listen("ucx://127.0.0.1:0", Endpoint.abort)
+    (await transport.connect(listener.address, SECONDS)).abort()  # all of its threads are up now
+    listener.close()
+    yield
+    await transport.close()

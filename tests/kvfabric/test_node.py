@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import pytest
 
 from kvfabric.errors import (
     TransferAborted,
@@ -17,6 +18,8 @@ from tests.kvfabric.rig import (
     shipped,
     start_ship,
 )
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("ucx_stays_up")]
 
 
 async def test_many_frames_arrive_byte_for_byte(scheme: str) -> None:

@@ -30,6 +30,8 @@ from tests.kvfabric.rig import (
     start_ship,
 )
 
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("ucx_stays_up")]
+
 
 @pytest.mark.parametrize("failure", [ValueError("no"), asyncio.CancelledError()])
 async def test_a_source_that_fails_ends_its_transfer_only(failure: BaseException) -> None:

@@ -9,7 +9,10 @@ import pytest
 from kvfabric.errors import BadFrame, DeadlineExceeded, FabricError, PeerLost
 from kvfabric.transport import Channel, Endpoint, Transport, open_transport
 from kvfabric.ucx import split_address
-from tests.kvfabric.rig import SECONDS, listen_address
+from tests.kvfabric.rig import SECONDS, listen_address, no_tasks_left
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("ucx_stays_up")]
+
 
 MIB = 1 << 20
 
@@ -32,7 +35,7 @@ async def connected(listen: str) -> AsyncIterator[tuple[Endpoint, Endpoint]]:
         listener.close()
         del near, far, listener
         await transport.close()
-    assert len(asyncio.all_tasks()) == 1
+    await no_tasks_left()
 
 
 async def done(posted: asyncio.Future[None]) -> None:
