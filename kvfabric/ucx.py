@@ -176,7 +176,7 @@ class UCXTransport(Transport):
         try:
             await loop.run_in_executor(self._closer, ucxx.reset)
         except ucxx.exceptions.UCXError as error:
-            _logger.warning("UCX is not wholly released: %s", error)
+            _logger.info("UCX is not wholly released: %s", " ".join(str(error).split()))
         self._closer.shutdown(wait=False)
         _Context.loop = _Context.closer = None
 

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -21,8 +22,10 @@ async def ucx_stays_up() -> AsyncIterator[None]:
     """One use of UCX for a module: taking it down costs a second. The module's tests run on one
     loop: `pytest.mark.asyncio(loop_scope="module")`."""
     transport = open_transport("ucx://")
-    listener = await transport.listen("ucx://127.0.0.1:0", Endpoint.abort)
+    accepted: asyncio.Queue[Endpoint] = asyncio.Queue()
+    listener = await transport.listen("ucx://127.0.0.1:0", accepted.put_nowait)
     (await transport.connect(listener.address, SECONDS)).abort()  # all of its threads are up now
+    (await asyncio.wait_for(accepted.get(), SECONDS)).abort()
     listener.close()
     yield
     await transport.close()

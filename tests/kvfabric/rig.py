@@ -148,9 +148,10 @@ async def open_nodes(
 
 async def no_tasks_left() -> None:
     """Our tasks; ucxx has some of its own. An aborted operation takes a moment to end."""
-    async with asyncio.timeout(SECONDS):
-        while [task for task in asyncio.all_tasks() if _is_of_the_fabric(task)]:
-            await asyncio.sleep(0.005)
+    ours = [task for task in asyncio.all_tasks() if _is_of_the_fabric(task)]
+    if ours:
+        _, running = await asyncio.wait(ours, timeout=SECONDS)
+        assert not running
 
 
 def _is_of_the_fabric(task: asyncio.Task[Any]) -> bool:
