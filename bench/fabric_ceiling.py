@@ -43,7 +43,8 @@ def perftest_gbps(nbytes: int, iterations: int = 400) -> float | None:
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as server:
         try:
-            _wait_for_listener(port)
+            if not _listens(port):
+                return None
             client = subprocess.run(
                 [*command, "127.0.0.1"], env=environment, capture_output=True, text=True, timeout=60
             )
@@ -68,12 +69,12 @@ def _free_port() -> int:
         return port
 
 
-def _wait_for_listener(port: int) -> None:
-    """The server accepts a first connection only as its client, so look without connecting."""
+def _listens(port: int) -> bool:
+    """The server takes a first connection for its client's, so look without connecting."""
     wanted, listening = f":{port:04X} ", " 0A "
-    for _ in range(200):
+    for _ in range(500):
         tables = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
         if any(wanted in line and listening in line for line in tables.splitlines()):
-            return
+            return True
         time.sleep(0.02)
-    raise TimeoutError("ucx_perftest does not listen")
+    return False
