@@ -91,7 +91,7 @@ async def test_load(cluster: Cluster) -> None:
     assert not different, "equal requests, whoever served them, have equal answers"
 
     router = cluster.routers[0].metrics()
-    assert router.value("baton_requests_total", outcome="ok") == NUM_REQUESTS
+    assert router.value("baton_requests_total", outcome="completed") == NUM_REQUESTS
     assert router.value("baton_requests_in_flight") == 0
     workers = [worker.metrics() for worker in cluster.workers if worker.role == "decode"]
     assert all(w.value("baton_prompt_tokens_total", source="computed") == 0 for w in workers)

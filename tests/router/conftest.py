@@ -6,7 +6,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
@@ -20,12 +19,6 @@ from tests.router.fake_workers import FakeCluster, until
 from tests.router.model_folder import write_model_folder
 
 ANSWER = "Paris 🌍 is it."
-
-
-@pytest.fixture(scope="session", autouse=True)
-def grpc_thread() -> None:
-    """grpc.aio's one thread lives as long as anything of it: let that be the whole session."""
-    grpc.aio.init_grpc_aio()
 
 
 @pytest.fixture(scope="session")

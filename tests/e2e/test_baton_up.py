@@ -1,0 +1,130 @@
+"""`baton up` as a newcomer meets it: real workers, the real model, a client of OpenAI's."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+from openai import OpenAI
+
+from tests.e2e.cluster import free_port, scrape
+
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris."
+
+
+@dataclass
+class Up:
+    process: "subprocess.Popen[str]"
+    ready_line: str
+    url: str
+    run_dir: Path
+
+    def cluster(self) -> dict[str, dict[str, object]]:
+        """Of cluster.json, by name."""
+        rows = json.loads((self.run_dir / "cluster.json").read_text())
+        return {row["name"]: row for row in rows}
+
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+    def ask(self) -> str | None:
+        with self.client() as client:
+            answer = client.chat.completions.create(
+                model="smollm2",
+                messages=[{"role": "user", "content": QUESTION}],
+                temperature=0,
+                max_tokens=20,
+            )
+        return answer.choices[0].message.content
+
+
+def read_line(stream: IO[str] | None) -> str:
+    assert stream is not None
+    return stream.readline()
+
+
+@pytest.fixture(scope="module", params=["disaggregated", "colocated"])
+def up(
+    request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Up]:
+    run_dir = tmp_path_factory.mktemp("up")
+    port = free_port()
+    command = [sys.executable, "-m", "deploy.cli", "up", "--port", str(port)]
+    command += ["--run-dir", str(run_dir), "--mode", request.param, "--kv-memory", "256MiB"]
+    with (run_dir / "up.log").open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        line = read_line(process.stdout)
+        assert line, (run_dir / "up.log").read_text()
+        yield Up(process, line, f"http://127.0.0.1:{port}", run_dir)
+        family = psutil.Process(process.pid).children(recursive=True)
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 0
+        assert time.monotonic() - started < 5
+        assert not [child for child in family if child.is_running()], "it leaves nothing behind"
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def test_ready_line_has_a_curl_that_works(up: Up) -> None:
+    command = shlex.split(up.ready_line[up.ready_line.index("curl") :])
+    answer = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+    assert json.loads(answer)["choices"][0]["message"]["content"]
+
+
+def test_openai_client_streams(up: Up) -> None:
+    with up.client() as client:
+        assert [model.id for model in client.models.list()] == ["smollm2"]
+        stream = client.chat.completions.create(
+            model="smollm2",
+            messages=[{"role": "user", "content": QUESTION}],
+            temperature=0,
+            max_tokens=20,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == ANSWER
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 8
+
+
+def test_cluster_json_names_every_process(up: Up) -> None:
+    rows = up.cluster()
+    assert {"router", "decode-0"} <= set(rows)
+    assert ("prefill-0" in rows) == ("decode-0" in rows and len(rows) == 3)
+    for row in rows.values():
+        assert set(row) == {"name", "role", "pid", "addresses", "log"}
+        assert psutil.pid_exists(int(str(row["pid"])))
+        assert Path(str(row["log"])).exists()
+
+
+def test_dead_worker_is_started_again(up: Up) -> None:
+    for name in [name for name in up.cluster() if name != "router"]:
+        before = up.cluster()[name]
+        os.kill(int(str(before["pid"])), signal.SIGKILL)
+        assert up.ask() == ANSWER, "the fault costs time, not the answer"
+        deadline = time.monotonic() + 20
+        while up.cluster()[name]["pid"] == before["pid"]:
+            assert time.monotonic() < deadline, f"{name} was not started again"
+            time.sleep(0.05)
+        assert up.cluster()[name]["addresses"] == before["addresses"]
+    deadline = time.monotonic() + 30
+    while scrape(f"{up.url}/metrics").value("baton_workers_ready", role="decode") < 1:
+        assert time.monotonic() < deadline, "the new worker is not used"
+        time.sleep(0.05)
+    assert up.ask() == ANSWER
