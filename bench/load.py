@@ -10,6 +10,7 @@ import json
 import random
 import re
 import time
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,8 +152,9 @@ class _Client:
 def _take(event: dict[str, object], record: Record) -> None:
     if "error" in event:
         record.error = str(event["error"])[:300]
-    if event.get("choices"):
-        record.token_times.append(time.perf_counter())
+    for choice in typing.cast(list[dict[str, object]], event.get("choices", [])):
+        if choice["text"] or not choice["finish_reason"]:  # a last chunk may only say the reason
+            record.token_times.append(time.perf_counter())
     usage = event.get("usage")
     if isinstance(usage, dict):
         record.num_prompt_tokens = usage["prompt_tokens"]
