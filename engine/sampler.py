@@ -119,8 +119,8 @@ def _filter(scaled: Tensor, params: Rows[SamplingParams]) -> None:
     if few:
         _filter_rows(scaled, few, params, max(params[i].top_k for i in few))
     vocab_size = scaled.shape[1]
-    many = [i for i, p in enumerate(params) if _FEW < p.top_k < vocab_size]
-    many += [i for i, p in enumerate(params) if p.top_k == 0 and p.top_p < 1.0]
+    many = [i for i, p in enumerate(params) if not 0 < p.top_k <= _FEW]
+    many = [i for i in many if 0 < params[i].top_k < vocab_size or params[i].top_p < 1.0]
     if many:
         _filter_rows(scaled, many, params, vocab_size)
 

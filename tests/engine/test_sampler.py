@@ -111,6 +111,12 @@ def test_top_p_is_over_what_top_k_left() -> None:
     assert draw(logits, row(top_k=2, top_p=0.5), 100).tolist() == [0, 100, 0, 0]
 
 
+def test_a_top_k_beyond_the_vocabulary_leaves_top_p_alone() -> None:
+    logits = torch.cat((torch.tensor([0.9, 0.1]), torch.full((298,), 1e-6))).log()
+    for top_k in (0, 257, 300, 1 << 30):
+        assert draw(logits, row(top_k=top_k, top_p=0.5), 200)[0] == 200, top_k
+
+
 def test_a_masked_token_is_never_drawn() -> None:
     logits = torch.full((1000,), -torch.inf)
     logits[[3, 998]] = 0.0
