@@ -90,7 +90,8 @@ async def _serve(config: WorkerConfig, engine: Engine, fabric: Fabric, generatio
     registry.register(WorkerCollector(engine, fabric))
     watch_tasks(registry, asyncio.get_running_loop())
     status = WorkerStatus(config.name, Path(config.model_path).name, engine, fabric, generation)
-    async_engine = AsyncEngine(engine, loop_wait_histogram(registry).observe)
+    stopping = asyncio.Event()
+    async_engine = AsyncEngine(engine, loop_wait_histogram(registry).observe, stopping.set)
     server = GrpcServer(ERRORS)
     add_services = ADD_SERVICES[config.role]
     stages = HandoffStages(registry)
@@ -106,6 +107,7 @@ async def _serve(config: WorkerConfig, engine: Engine, fabric: Fabric, generatio
             server,
             f"{config.host}:{config.grpc_port}",
             services,
+            stopping=stopping,
             on_drain=on_drain,
             grace_s=config.drain_grace_s,
         )

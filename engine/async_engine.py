@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Generic, TypeVar, cast
 
 from engine.engine import Engine
@@ -66,15 +67,21 @@ class AsyncEngine:
     """Delivers an engine's events into one event loop.
 
     `observe_wait` is told, once a step, the seconds between the engine's hand-over and the loop
-    taking it: how busy the loop is.
+    taking it: how busy the loop is. `on_failure` is called if the engine ends by itself.
     """
 
-    def __init__(self, engine: Engine, observe_wait: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        observe_wait: Callable[[float], None],
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
         self.engine = engine
         self._observe_wait = observe_wait
         self._posts: dict[RequestId, Callable[[EngineEvent], None]] = {}
         self._loop = asyncio.get_running_loop()
         engine.on_events = self._hand_over
+        engine.on_failure = partial(self._call, on_failure)
 
     @contextmanager
     def open(self, request: EngineRequest, post: Callable[[EngineEvent], None]) -> Iterator[None]:
@@ -91,9 +98,12 @@ class AsyncEngine:
 
     def _hand_over(self, events: list[EngineEvent]) -> None:
         """Engine thread, once a step."""
-        handed_over = time.monotonic()
+        self._call(self._deliver, events, time.monotonic())
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        """From the engine thread."""
         try:
-            self._loop.call_soon_threadsafe(self._deliver, events, handed_over)
+            self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop is closed: the process is ending, nobody listens
             return
 

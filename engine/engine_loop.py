@@ -57,7 +57,9 @@ class EngineLoop:
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.on_events = on_events
-        """May be set until `start`."""
+        """May be set until `start`, as the next."""
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called by the engine thread, at its very end, if it ended by itself."""
         self.failure: Exception | None = None
         """What ended the engine, if something did."""
         self.max_model_len = scheduler.max_model_len
@@ -153,6 +155,8 @@ class EngineLoop:
             logger.exception("the engine failed")
             self.failure = error
         self._end("the engine stopped" if self.failure is None else repr(self.failure))
+        if self.failure is not None:
+            self.on_failure()
 
     def _turn(self) -> None:
         if self._commands.run(self._heartbeat_s if self._is_idle else 0.0):

@@ -5,8 +5,8 @@
 3. `drain()`: health says NOT_SERVING for good; calls still run.
 4. `stop(grace_s)`: no new call; running ones have `grace_s` to end, then they are cancelled.
 
-`serve` does 2 to 4 around SIGTERM and SIGINT. Handlers raise exceptions; the error table says
-which status each becomes. Knows none of the services.
+`serve` does 2 to 4, until a signal or its caller ends it. Handlers raise exceptions; the error
+table says which status each becomes. Knows none of the services.
 """
 
 import asyncio
@@ -87,12 +87,12 @@ async def serve(
     address: str,
     services: Sequence[str],
     *,
+    stopping: asyncio.Event,
     on_drain: Callable[[], Awaitable[None]] | None = None,
     grace_s: float = 3.0,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then drains (`on_drain` is awaited after health has turned)
-    and stops. Raises CannotListen. Must run in the main thread."""
-    stopping = asyncio.Event()
+    """Serves until SIGTERM, SIGINT or `stopping`, then drains (`on_drain` is awaited after health
+    has turned) and stops. Raises CannotListen. Must run in the main thread."""
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stopping.set)

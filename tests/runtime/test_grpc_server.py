@@ -6,7 +6,7 @@ The services here take and give raw bytes: runtime knows no message.
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -185,8 +185,14 @@ async def test_a_taken_port_is_an_error(channel: grpc.aio.Channel) -> None:
     await second.stop(0)
 
 
-async def test_sigterm_drains_before_it_stops(echo: Echo, unused_tcp_port: int) -> None:
+@pytest.mark.parametrize(
+    "end", [lambda _: os.kill(os.getpid(), signal.SIGTERM), asyncio.Event.set], ids=["term", "self"]
+)
+async def test_serve_drains_before_it_stops(
+    echo: Echo, unused_tcp_port: int, end: Callable[[asyncio.Event], None]
+) -> None:
     order: list[str] = []
+    stopping = asyncio.Event()
     address = f"127.0.0.1:{unused_tcp_port}"
 
     async def on_drain() -> None:
@@ -197,12 +203,12 @@ async def test_sigterm_drains_before_it_stops(echo: Echo, unused_tcp_port: int) 
     async with open_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         serving = asyncio.create_task(
-            serve(mounted(echo), address, [NAME], on_drain=on_drain, grace_s=0.2)
+            serve(mounted(echo), address, [NAME], stopping=stopping, on_drain=on_drain, grace_s=0.2)
         )
         call = stream(channel, b"hang")
         await call.wait_for_connection()
         await call.read()
-        os.kill(os.getpid(), signal.SIGTERM)
+        end(stopping)
         await asyncio.wait_for(serving, 5)
         order.append("stopped")
     assert order == ["drained", "stopped"]
