@@ -16,6 +16,8 @@ MAX_MESSAGE_NBYTES = 64 << 20
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
+    # The deadline that really counts for the ping's answer; a minute, unless told.
+    ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -26,6 +26,8 @@ log = get_logger()
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
+    # The deadline that really counts for the ping's answer; a minute, unless told.
+    ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Clients ping every KEEPALIVE_S; without this the server takes that for abuse.

@@ -37,10 +37,12 @@ def is_decoding(worker: WorkerProcess) -> bool:
 
 
 async def first(
-    workers: list[WorkerProcess], condition: Callable[[WorkerProcess], bool]
+    workers: list[WorkerProcess],
+    condition: Callable[[WorkerProcess], bool],
+    within_s: float = 20.0,
 ) -> WorkerProcess:
     """The worker that first meets the condition."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(within_s):
         while True:
             for worker in workers:
                 if await asyncio.to_thread(condition, worker):

@@ -118,6 +118,32 @@ async def test_decode_frozen_for_longer_than_the_deadline(cluster: Cluster) -> N
             victim.thaw()
 
 
+async def test_router_vanishes_without_a_word(cluster: Cluster) -> None:
+    """No FIN, no reset, and everybody else is frozen too: decode itself notices that the lease's
+    holder answers no ping (5 s and 5 s), and gives the promised room back."""
+    router, prefills = cluster.routers[0], of_role(cluster, "prefill")
+    body = {"model": MODEL_NAME, "prompt": prompt_of(11), "max_tokens": 5}
+    for worker in prefills:
+        worker.freeze()
+    async with httpx.AsyncClient(base_url=router.url, timeout=60) as client:
+        request = asyncio.create_task(client.post("/v1/completions", json=body))
+        decode = await first(of_role(cluster, "decode"), has_promised)
+        router.freeze()
+        try:
+            await first([decode], lambda worker: not has_promised(worker), within_s=12)
+        finally:
+            router.thaw()
+            for worker in prefills:
+                worker.thaw()
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+    await asyncio.to_thread(router.wait_ready)
+
+
+def has_promised(worker: WorkerProcess) -> bool:
+    return worker.status().blocks.promised > 0
+
+
 DISCONNECTS: dict[str, tuple[str, Callable[[WorkerProcess], bool]]] = {
     "before token 0": ("prefill", is_prefilling),
     "in mid transfer": ("decode", is_receiving),
