@@ -14,8 +14,6 @@ its frames were offered, VOID takes their place.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Coroutine
-from typing import Any
 
 from kvfabric.control import (
     CONTROL_NBYTES,
@@ -41,7 +39,7 @@ from kvfabric.handshake import greet
 from kvfabric.outgoing import Outgoing
 from kvfabric.slots import Slot, SlotPool
 from kvfabric.stats import FabricCounters
-from kvfabric.tasks import TaskSet
+from kvfabric.tasks import TaskSet, until_broken
 from kvfabric.transport import Channel, Endpoint, Transport
 
 WINDOW = 4
@@ -118,7 +116,7 @@ class Link:
     async def run(self, transport: Transport, hello: Hello) -> None:
         """Returns when the connection is gone and its last slot is free again."""
         loops = TaskSet()
-        loops.spawn(self._until_broken(self._connect(transport, hello, loops)))
+        loops.spawn(until_broken(self._connect(transport, hello, loops), self.break_off))
         await self._broken
         loops.cancel()
         if self.endpoint is not None:
@@ -126,19 +124,13 @@ class Link:
         await loops.join(self._connect_timeout_s)
         await self._frames.join(self._send_timeout_s)
 
-    async def _until_broken(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except FabricError as error:
-            self.break_off(error)
-
     async def _connect(self, transport: Transport, hello: Hello, loops: TaskSet) -> None:
         self.endpoint = await transport.connect(self.address, self._connect_timeout_s)
         await greet(self.endpoint, hello, self._connect_timeout_s)
         for outgoing in tuple(self._transfers.values()):
             self._on_change(outgoing)
-        loops.spawn(self._until_broken(self._read_control(self.endpoint)))
-        loops.spawn(self._until_broken(self._pump(self.endpoint)))
+        loops.spawn(until_broken(self._read_control(self.endpoint), self.break_off))
+        loops.spawn(until_broken(self._pump(self.endpoint), self.break_off))
 
     async def _read_control(self, endpoint: Endpoint) -> None:
         buffer = bytearray(CONTROL_NBYTES)

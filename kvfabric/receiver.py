@@ -14,8 +14,6 @@ A transfer that is lost leaves the connection and the other transfers alone.
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 from kvfabric.checksum import Checksummer
 from kvfabric.control import (
@@ -40,7 +38,7 @@ from kvfabric.handshake import answer
 from kvfabric.incoming import Incoming, IncomingTransfers
 from kvfabric.slots import Slot, SlotPool
 from kvfabric.stats import FabricCounters
-from kvfabric.tasks import TaskSet
+from kvfabric.tasks import TaskSet, until_broken
 from kvfabric.transfer import Verdict
 from kvfabric.transport import Channel, Endpoint
 
@@ -82,8 +80,8 @@ class Reception:
         try:
             hello = await answer(self.endpoint, welcome, handshake_timeout_s)
             self._peer = hello.generation
-            loops.spawn(self._until_broken(self._read_control()))
-            loops.spawn(self._until_broken(self._post_receives()))
+            loops.spawn(until_broken(self._read_control(), self.break_off))
+            loops.spawn(until_broken(self._post_receives(), self.break_off))
             error = await self._broken
         except FabricError as refusal:
             error = refusal
@@ -98,12 +96,6 @@ class Reception:
         if not self._broken.done():
             self._broken.set_result(error)
             self.endpoint.abort()
-
-    async def _until_broken(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except FabricError as error:
-            self.break_off(error)
 
     async def _read_control(self) -> None:
         buffer = bytearray(CONTROL_NBYTES)

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+from kvfabric.errors import FabricError
 
 _logger = logging.getLogger(__name__)
 
@@ -38,3 +40,16 @@ class TaskSet:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _logger.error("a task of the fabric failed", exc_info=error)
+
+
+async def until_broken(
+    work: Coroutine[Any, Any, None], break_off: Callable[[FabricError], None]
+) -> None:
+    """A loop of a connection: what ends it, be it a bug of ours, ends the connection."""
+    try:
+        await work
+    except FabricError as error:
+        break_off(error)
+    except Exception as error:
+        break_off(FabricError(f"a fault on this side: {error!r}"))
+        raise

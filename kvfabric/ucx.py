@@ -185,6 +185,6 @@ class UCXTransport(Transport):
 
 def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.removeprefix("ucx://").rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or int(port) >= 1 << 16:
         raise FabricError(f"{address!r} is not ucx://host:port")
     return host, int(port)

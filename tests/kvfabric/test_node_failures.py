@@ -47,6 +47,22 @@ async def test_a_source_that_fails_ends_its_transfer_only(failure: BaseException
         await good[1].commit()
 
 
+async def test_a_bug_of_a_connection_ends_its_transfers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_nodes("inproc") as (prefill, decode):
+
+        async def connect(address: str, seconds: float) -> None:
+            raise ValueError("of a kind that nobody expects")
+
+        monkeypatch.setattr(prefill._transport, "connect", connect)
+        outgoing = start_ship(prefill, make_ticket(decode, 512), Source(random_kv(512)))
+        assert "ValueError" in str(await ship_error(outgoing))
+        await asyncio.sleep(0)
+        assert "a task of the fabric failed" in caplog.text
+        assert prefill.stats().endpoints == 0
+
+
 @pytest.mark.parametrize("failure", [ValueError("no"), asyncio.CancelledError()])
 async def test_a_sink_that_fails_ends_its_transfer_only(failure: BaseException) -> None:
     async with open_nodes("inproc") as (prefill, decode):

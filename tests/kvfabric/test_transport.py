@@ -192,6 +192,6 @@ async def test_a_name_is_listened_on_once() -> None:
 async def test_unknown_schemes_and_odd_addresses_are_refused() -> None:
     with pytest.raises(FabricError, match="rdma"):
         open_transport("rdma://host:1")
-    for odd in ("ucx://", "ucx://host", "ucx://host:http", "ucx://:1"):
+    for odd in ("ucx://", "ucx://host", "ucx://host:http", "ucx://:1", "ucx://host:65536"):
         with pytest.raises(FabricError):
             split_address(odd)
