@@ -129,7 +129,7 @@ class WorkerCollector(Collector):
         )
         yield _gauge(
             "baton_fabric_loop_lag_seconds",
-            "Longest time a due timer waited for the fabric's loop since the previous scrape.",
+            "Longest time a due timer waited for the fabric's loop in the last 15 s.",
             stats.loop_lag_s,
         )
         yield _labelled(

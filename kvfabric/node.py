@@ -5,6 +5,7 @@
 
 import asyncio
 import logging
+from collections import deque
 
 from kvfabric.checksum import Checksummer
 from kvfabric.config import FabricConfig
@@ -25,6 +26,7 @@ from kvfabric.transport import Endpoint, Listener, open_transport, scheme_of
 _logger = logging.getLogger(__name__)
 
 _LAG_PERIOD_S = 0.25
+_LAGS_KEPT = 60  # a quarter of a minute: whoever asks, and however often, sees the worst of it
 
 
 class Node:
@@ -62,7 +64,7 @@ class Node:
         self._receptions: set[Reception] = set()
         self._runs = TaskSet()
         self._closed = False
-        self._lag_s = 0.0
+        self._lags_s: deque[float] = deque([0.0], maxlen=_LAGS_KEPT)
         self._lag_timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
@@ -131,7 +133,6 @@ class Node:
 
     def stats(self) -> FabricStats:
         """Any thread may call this: it reads single values, each whole in itself."""
-        lag_s, self._lag_s = self._lag_s, 0.0
         endpoints = [link.endpoint for link in self._sender.links]
         endpoints += [reception.endpoint for reception in tuple(self._receptions)]
         transports = {name for e in endpoints if e is not None for name in e.transports}
@@ -150,7 +151,7 @@ class Node:
             received_frames=self._counters.received_frames,
             dropped_frames=self._counters.dropped_frames,
             errors=dict(self._counters.errors),
-            loop_lag_s=lag_s,
+            loop_lag_s=max(tuple(self._lags_s)),
         )
 
     def _on_endpoint(self, endpoint: Endpoint) -> None:
@@ -175,7 +176,7 @@ class Node:
 
     def _tick(self, due: float) -> None:
         loop = asyncio.get_running_loop()
-        self._lag_s = max(self._lag_s, loop.time() - due)
+        self._lags_s.append(loop.time() - due)
         next_due = loop.time() + _LAG_PERIOD_S
         self._lag_timer = loop.call_at(next_due, self._tick, next_due)
 

@@ -30,7 +30,7 @@ class FabricStats:
     errors: dict[str, int]
     """Failed transfers by the name of their error."""
     loop_lag_s: float
-    """Longest time a due timer waited for the fabric's loop since the previous snapshot."""
+    """Longest time a due timer waited for the fabric's loop in the last 15 s."""
 
 
 @dataclass(slots=True)

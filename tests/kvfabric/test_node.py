@@ -1,6 +1,7 @@
 """Transfers between whole nodes of ours."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -144,3 +145,12 @@ async def test_cancel_before_anything_was_sent_tells_the_receiver() -> None:
         assert isinstance(error, TransferAborted)
         assert num_tokens == 16
         outgoing.extend(64)  # nothing comes of it
+
+
+async def test_the_loops_lag_is_told_to_all_who_ask() -> None:
+    async with open_nodes("inproc", 1) as (node,):
+        await asyncio.sleep(0.3)  # a tick is due
+        time.sleep(0.4)  # noqa: ASYNC251 (what nobody on the loop should do)
+        await asyncio.sleep(0.3)
+        assert node.stats().loop_lag_s > 0.1
+        assert node.stats().loop_lag_s > 0.1, "asking takes nothing away"
