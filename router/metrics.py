@@ -68,8 +68,12 @@ class RouterMetrics:
             "Prompts sent to a decode worker alone, by reason.",
             ("reason",),
         )
-        self.prompt_tokens = counter("baton_prompt_tokens_total", "Prompt tokens of requests.")
-        self.output_tokens = counter("baton_output_tokens_total", "Output tokens delivered.")
+        self.prompt_tokens = counter(
+            "baton_request_prompt_tokens_total", "Prompt tokens of requests."
+        )
+        self.output_tokens = counter(
+            "baton_request_output_tokens_total", "Output tokens delivered."
+        )
         ready = Gauge(
             "baton_workers_ready", "Workers that take requests.", ["role"], registry=registry
         )
@@ -101,16 +105,17 @@ class RouterMetrics:
 class TokenTimer:
     """Times of one prompt's output tokens, as they reach the router."""
 
-    def __init__(self, metrics: RouterMetrics) -> None:
+    def __init__(self, metrics: RouterMetrics, arrived: float) -> None:
+        """`arrived`: when its request was read, by time.monotonic."""
         self._metrics = metrics
-        self._started = self._first = self._last = time.monotonic()
+        self._arrived = self._first = self._last = arrived
         self._num_tokens = 0
 
     def tokens(self, count: int) -> None:
         now = time.monotonic()
         if self._num_tokens == 0:
             self._first = now
-            self._metrics.time_to_first_token.observe(now - self._started)
+            self._metrics.time_to_first_token.observe(now - self._arrived)
         else:
             self._metrics.inter_token_latency.observe(now - self._last)
         self._last = now

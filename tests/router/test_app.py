@@ -173,7 +173,7 @@ def expected_counts(answer: Sequence[int]) -> dict[str, float]:
         "baton_time_to_first_token_seconds_count": 1.0,
         "baton_time_per_output_token_seconds_count": 1.0,
         "baton_request_duration_seconds_count": 2.0,
-        "baton_output_tokens_total": float(len(answer)),
+        "baton_request_output_tokens_total": float(len(answer)),
         'baton_workers_ready{role="decode"}': 1.0,
     }
 

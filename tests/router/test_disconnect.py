@@ -85,7 +85,7 @@ async def test_in_the_middle_of_the_transfer(
         async with raw_post(router, stream=stream) as reader:
             if stream:
                 assert b"200" in await reader.readuntil(b"data: ")
-            await until(lambda: router.metric("baton_output_tokens_total") == 1)
+            await until(lambda: router.metric("baton_request_output_tokens_total") == 1)
         await all_ended(router, cluster.relay)
 
 
@@ -99,7 +99,7 @@ async def test_while_tokens_come(
     ):
         cluster.decodes[0].scripts.append(some_tokens_and_hang)
         async with raw_post(router, stream=stream):
-            await until(lambda: router.metric("baton_output_tokens_total") == 3)
+            await until(lambda: router.metric("baton_request_output_tokens_total") == 3)
         await all_ended(router, cluster.relay)
 
 
@@ -121,5 +121,5 @@ async def test_with_many_prompts(start_router: StartRouter, answer: Sequence[int
         for worker in cluster.decodes:
             worker.scripts.extend([some_tokens_and_hang] * 4)
         async with raw_post(router, prompt=["a"] * 8, stream=True):
-            await until(lambda: router.metric("baton_output_tokens_total") == 24)
+            await until(lambda: router.metric("baton_request_output_tokens_total") == 24)
         await all_ended(router, cluster.relay)

@@ -119,7 +119,7 @@ async def test_an_error_after_tokens_is_the_last_event(
         async def die(call: GenerateCall) -> None:
             await call.relay.commit(await call.reserve())
             await call.tokens(0, answer[:3])
-            await until(lambda: router.metric("baton_output_tokens_total") == 3)
+            await until(lambda: router.metric("baton_request_output_tokens_total") == 3)
             await call.fail(grpc.StatusCode.UNAVAILABLE)
 
         cluster.decodes[0].scripts.append(die)
