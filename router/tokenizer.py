@@ -51,17 +51,22 @@ class TextTokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """A prompt as it stands, with the special tokens that the model wants around it."""
-        return tuple(self._tokenizer.encode(text).ids)
+        return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Raises BadRequest if the model has no chat template, or it refuses the messages."""
         if self._chat_template is None:
             raise BadRequest("This model has no chat template; use /v1/completions.")
         text = self._chat_template.render(messages)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._encode(text, add_special_tokens=False)
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._tokenizer, self._special_ids)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        # A batch of one: `encode` holds the GIL, for seconds if the text has megabytes.
+        batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(batch[0].ids)
 
 
 def _read_json(path: Path) -> JSONObject:

@@ -1,6 +1,8 @@
 """Model folders and chat templates, with what transformers does as the yardstick."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,26 @@ def test_a_chat_becomes_the_templates_text(tokenizer: TextTokenizer) -> None:
 def test_what_a_template_refuses_is_the_users_error(tokenizer: TextTokenizer) -> None:
     with pytest.raises(BadRequest, match="no such role: pirate"):
         tokenizer.encode_chat([Message(role="pirate", content="Arr")])
+
+
+def test_a_long_text_leaves_the_other_threads_running(tokenizer: TextTokenizer) -> None:
+    """The router's loop is one of them, with the tokens of everybody else."""
+    is_encoding = threading.Event()
+
+    def encode() -> None:
+        is_encoding.set()
+        tokenizer.encode("a " * 1_000_000)
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    is_encoding.wait()
+    pauses = []
+    while thread.is_alive():
+        begin = time.monotonic()
+        time.sleep(0.001)
+        pauses.append(time.monotonic() - begin)
+    thread.join()
+    assert max(pauses) < sum(pauses) / 3
 
 
 def test_a_template_cannot_leave_its_sandbox() -> None:
