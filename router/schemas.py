@@ -110,7 +110,7 @@ class RequestBody(_Strict):
         try:
             request = cls.model_validate(present)
         except ValidationError as error:
-            raise _bad_request(error) from error
+            raise _bad_request(error, present) from error
         if request.stream_options is not None and not request.stream:
             raise BadRequest(
                 "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
@@ -143,12 +143,10 @@ def _asks_nothing(model: type[BaseModel], name: str, value: object) -> bool:
     )
 
 
-def _bad_request(error: ValidationError) -> BadRequest:
+def _bad_request(error: ValidationError, body: JSONObject) -> BadRequest:
     """The first thing that is wrong, by name."""
     first = error.errors(include_url=False, include_context=False)[0]
-    # Members of unions are named in the location too, in words no client knows.
-    path = [str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
-    param = ".".join(path)
+    param = _param(first["loc"], body)
     if first["type"] == "extra_forbidden":
         return BadRequest(
             f"Unrecognized request argument supplied: {param}",
@@ -156,9 +154,26 @@ def _bad_request(error: ValidationError) -> BadRequest:
             code="unknown_parameter",
         )
     if first["type"] == "missing":
+        param = ".".join(filter(None, [param, str(first["loc"][-1])]))
         return BadRequest(
             f"Missing required parameter: '{param}'.",
             param=param,
             code="missing_required_parameter",
         )
     return BadRequest(f"Invalid value for '{param}': {first['msg']}.", param=param)
+
+
+def _param(location: tuple[int | str, ...], body: JSONObject) -> str:
+    """What of the body is at that place: members of unions, which no client knows, left out."""
+    path = []
+    value: object = body
+    for part in location:
+        match value:
+            case dict() if part in value:
+                value = value[part]
+            case list() if isinstance(part, int):
+                value = value[part]
+            case _:
+                continue
+        path.append(str(part))
+    return ".".join(path)
