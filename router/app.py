@@ -55,12 +55,16 @@ class Router:
         )
 
     async def chat(self, request_id: RequestId, body: JSONObject, reply: Reply) -> None:
+        arrived = time.monotonic()
         request = await self._validator.chat(request_id, ChatBody.parse(body))
-        await self._answer(request, ChatFormat(request_id, self.config.served_model_name), reply)
+        form = ChatFormat(request_id, self.config.served_model_name)
+        await self._answer(request, form, reply, arrived)
 
     async def completion(self, request_id: RequestId, body: JSONObject, reply: Reply) -> None:
+        arrived = time.monotonic()
         request = await self._validator.completion(request_id, CompletionBody.parse(body))
-        await self._answer(request, TextFormat(request_id, self.config.served_model_name), reply)
+        form = TextFormat(request_id, self.config.served_model_name)
+        await self._answer(request, form, reply, arrived)
 
     def exchange(self, work: Answer) -> Exchange:
         return Exchange(
@@ -71,8 +75,10 @@ class Router:
             send_timeout_s=self.config.send_timeout_s,
         )
 
-    async def _answer(self, request: ValidRequest, form: Format, reply: Reply) -> None:
-        pieces = generate(request, self.dispatcher, self._tokenizer, self._metrics)
+    async def _answer(
+        self, request: ValidRequest, form: Format, reply: Reply, arrived: float
+    ) -> None:
+        pieces = generate(request, self.dispatcher, self._tokenizer, self._metrics, arrived)
         await answer(request, pieces, form, reply)
 
 

@@ -79,15 +79,22 @@ async def generate(
     dispatcher: Dispatcher,
     tokenizer: TextTokenizer,
     metrics: RouterMetrics,
+    arrived: float,
 ) -> AsyncGenerator[Piece, None]:
     """Pieces of all choices as they come. Raises ApiError. Closing it cancels what still runs,
-    and waits for that."""
+    and waits for that. `arrived`: when the request was read, by time.monotonic."""
     # Unbounded, but never more than `max_tokens` of each prompt: a slow client does not keep
     # blocks busy on the workers.
     outbox: asyncio.Queue[Piece | Exception] = asyncio.Queue()
     metrics.prompt_tokens.inc(request.num_prompt_tokens)
     choices = [
-        Choice(index, tokenizer.detokenizer(), request.stop, TokenTimer(metrics), outbox.put_nowait)
+        Choice(
+            index,
+            tokenizer.detokenizer(),
+            request.stop,
+            TokenTimer(metrics, arrived),
+            outbox.put_nowait,
+        )
         for index in range(len(request.prompts))
     ]
     prompts = asyncio.create_task(_run_all(request, choices, dispatcher, outbox))
