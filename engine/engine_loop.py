@@ -111,13 +111,9 @@ class EngineLoop:
             raise EngineStopped("the engine has stopped")
 
     def abort(self, request_id: RequestId) -> None:
-        """Any leg, any state, idempotent; unknown ids are ignored. No event follows, but for those
-        of the step under way."""
+        """Any leg, any state, idempotent; unknown ids are ignored. How a `Leg.PREFILL` gives its
+        blocks back. No event follows, but for those of the step under way."""
         self._commands.post(partial(self._scheduler.abort, request_id))
-
-    def release(self, request_id: RequestId) -> None:
-        """`Leg.PREFILL`: the KV is not needed any more."""
-        self.abort(request_id)
 
     def claim(self, request_id: RequestId) -> Future[KVLease]:
         """`Leg.DECODE`, after `Reserved`: the lease on blocks for the whole prompt; the same one

@@ -20,7 +20,7 @@ class Leg(Enum):
 
     PREFILL = "prefill"
     """Computes the prompt, samples token 0 (unless outputs were delivered) and keeps the KV until
-    `Engine.release`."""
+    `Engine.abort`."""
 
     DECODE = "decode"
     """Gets the prompt's KV by a transfer (`Engine.claim`, `Engine.attach`) and generates."""
@@ -107,7 +107,7 @@ class ChunkComputed:
 @dataclass(frozen=True, slots=True)
 class TokensOut:
     """Output tokens, contiguous from `first_index`; the last event if `finish_reason` is set
-    (blocks of a `Leg.PREFILL` request stay until `Engine.release`)."""
+    (blocks of a `Leg.PREFILL` request stay until `Engine.abort`)."""
 
     request_id: RequestId
     first_index: int

@@ -177,7 +177,7 @@ class Scheduler:
 
     @property
     def seqs(self) -> list[Sequence]:
-        """All that have not ended, prefill legs not released included."""
+        """All that have not ended, prefill legs that hold their KV included."""
         return list(self._seqs.values())
 
     def check(self) -> None:

@@ -25,7 +25,7 @@ class Status(Enum):
     RUNNING = "running"
     """Holds blocks for all its tokens and takes part in steps."""
     HELD = "held"
-    """A prefill leg that is computed; its blocks stay until it is released."""
+    """A prefill leg that is computed; its blocks stay until it is aborted."""
     ENDED = "ended"
     """Holds nothing, for good."""
 

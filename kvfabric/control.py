@@ -27,7 +27,6 @@ class RefusalReason(IntEnum):
     WIRE_VERSION = 1
     FINGERPRINT = 2
     GENERATION = 3
-    CLOSING = 4
 
 
 class AbortReason(IntEnum):

@@ -188,7 +188,7 @@ def relay(
         copied = chunk.num_computed_tokens
         assert chunk.is_last == (copied == len(prompt))
     first = None if delivered else prefill.listener.wait_for(TokensOut, name).token_ids[0]
-    prefill.engine.release(name)
+    prefill.engine.abort(name)
     decode.engine.attach(name, first)
     assert decode.listener.wait_ended(name) is FinishReason.LENGTH
     assert len(prefill.listener.of(TokensOut, name)) == (0 if delivered else 1)

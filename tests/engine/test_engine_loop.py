@@ -76,7 +76,7 @@ def test_a_prefill_leg_tells_chunks_then_its_token_and_waits_for_release(rig: Ri
     assert rig.runner.read(lease.block_table, 40) == request.prompt_token_ids
     assert rig.loop.stats().blocks.held == 10
     lease.enter()
-    rig.loop.release(R)
+    rig.loop.abort(R)
     wait_until(lambda: rig.loop.stats().blocks.in_flight == 10)
     with pytest.raises(LeaseClosed):
         lease.enter()
