@@ -25,6 +25,9 @@ from runtime.log import get_logger
 
 log = get_logger()
 
+_LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
+"""They stand raw in JSON and end no line of an event, but many clients think so."""
+
 
 class Reply:
     """What goes back to the client: one JSON document, or a stream of server-sent events.
@@ -45,7 +48,7 @@ class Reply:
         self._last = document.encode()
 
     async def event(self, data: str) -> None:
-        """`data` holds no line break."""
+        """`data` is JSON, in one line."""
         if not self.is_streaming:
             self.is_streaming = True
             await self._start((b"content-type", b"text/event-stream; charset=utf-8"))
@@ -80,7 +83,7 @@ class Reply:
 
 
 def _event(data: str) -> bytes:
-    return f"data: {data}\n\n".encode()
+    return f"data: {data.translate(_LINE_ENDS)}\n\n".encode()
 
 
 Answer = Callable[[JSONObject, Reply], Coroutine[Any, Any, None]]

@@ -1,6 +1,7 @@
 """One POST over a made-up connection: what only a bad client does."""
 
 import asyncio
+import json
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -66,6 +67,21 @@ async def test_a_client_that_takes_nothing_any_more_is_left() -> None:
     await counted.exchange(answer)(SCOPE, connection.receive, connection.send)
     assert ended.is_set()
     assert counted.outcome("cancelled") == 1
+
+
+async def test_an_event_is_one_line_to_every_client() -> None:
+    """httpx, for one, takes every line break that Unicode knows for the end of a line."""
+    text = "\r\n\v\f\x1c\x1d\x1e\x85\u2028\u2029🌍"
+
+    async def answer(body: JSONObject, reply: Reply) -> None:
+        await reply.event(json.dumps({"text": text}, ensure_ascii=False))
+        reply.last_event("[DONE]")
+
+    counted, connection = Counted(), Connection()
+    await counted.exchange(answer)(SCOPE, connection.receive, connection.send)
+    line = connection.sent[1]["body"].decode().removesuffix("\n\n")
+    assert line.splitlines() == [line]
+    assert json.loads(line.removeprefix("data: ")) == {"text": text}
 
 
 async def test_the_last_byte_is_not_sent_before_the_request_is_counted() -> None:
