@@ -132,7 +132,7 @@ class DecodeLeg:
         self._turns_seen = turns
         return [pb.GenerateEvent(heartbeat=pb.Heartbeat())]
 
-    def _offer(self, ticket: Ticket) -> pb.GenerateEvent:
+    def _offer(self, ticket: Ticket, *, replaces_lost: bool = False) -> pb.GenerateEvent:
         self._ticket_ns = time.monotonic_ns()
         return pb.GenerateEvent(
             reserved=pb.KVTicket(
@@ -143,6 +143,7 @@ class DecodeLeg:
                 first_token=ticket.first_token,
                 num_tokens=ticket.num_tokens,
                 block_size=ticket.block_size,
+                replaces_lost=replaces_lost,
             )
         )
 
@@ -166,7 +167,7 @@ class DecodeLeg:
             return []
         self._metrics.count_lost(verdict.error)
         log.warning("transfer lost", error=str(verdict.error), installed=verdict.num_tokens)
-        return [self._offer(self._handoff.resume(verdict.num_tokens))]
+        return [self._offer(self._handoff.resume(verdict.num_tokens), replaces_lost=True)]
 
     def _on_tokens(self, tokens: TokensOut) -> list[pb.GenerateEvent]:
         if not self._joined_ns:

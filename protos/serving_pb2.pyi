@@ -236,6 +236,7 @@ class KVTicket(_message.Message):
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    REPLACES_LOST_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.bytes
     """128 random bits: the name of the transfer and the capability"""
     address: _builtins.str
@@ -250,6 +251,8 @@ class KVTicket(_message.Message):
     """prompt length: KV of [first_token, num_tokens) is needed"""
     block_size: _builtins.int
     """of the receiver: frames but the last end on its block boundaries"""
+    replaces_lost: _builtins.bool
+    """the transfer before it was lost; else room was found, or found again"""
     def __init__(
         self,
         *,
@@ -260,10 +263,11 @@ class KVTicket(_message.Message):
         first_token: _builtins.int = ...,
         num_tokens: _builtins.int = ...,
         block_size: _builtins.int = ...,
+        replaces_lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "fingerprint", b"fingerprint", "first_token", b"first_token", "generation", b"generation", "num_tokens", b"num_tokens", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "fingerprint", b"fingerprint", "first_token", b"first_token", "generation", b"generation", "num_tokens", b"num_tokens", "replaces_lost", b"replaces_lost", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

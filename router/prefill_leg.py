@@ -3,12 +3,13 @@
 1. Decode reserves room and the ticket goes to the least loaded prefill worker of its kind.
 2. A leg that fails excludes its worker; `Renew` asks decode for another ticket, which starts the
    next leg. A ticket that comes by itself (a transfer was lost, room was taken back) voids the
-   leg under way.
+   leg under way; a worker whose transfers are lost twice is excluded too.
 3. `outcome` is set when the stream cannot go on (no prefill worker is left, decode does not
    answer) or need not (token 0 ended the request). Otherwise it stays open: decode has the rest.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 import grpc
@@ -21,6 +22,9 @@ from router.policy import pick_prefill
 from router.progress import Progress
 from router.tasks import cancel_and_wait
 from router.workers import DecodeWorker, PrefillWorker, WorkerSet
+
+MAX_LOST = 2
+"""Transfers of one worker that one stream may lose: some fault of the wire, or the worker's own."""
 
 
 async def run_prefill(
@@ -63,10 +67,14 @@ class PrefillLegs:
         self._renew_timeout_s = renew_timeout_s
         self._on_failure = on_failure
         self._leg: asyncio.Task[None] | None = None
+        self._worker: PrefillWorker | None = None  # of the last leg, unless that has failed
+        self._num_lost: Counter[str] = Counter()  # by the worker's address
 
     async def start(self, ticket: pb.KVTicket) -> None:
         """Runs a leg for this ticket; an earlier one is void."""
         await self._end_leg()
+        if ticket.replaces_lost:
+            self._note_lost()
         self._leg = asyncio.create_task(self._settle(ticket))
 
     async def close(self) -> None:
@@ -91,14 +99,23 @@ class PrefillLegs:
                 self.outcome.set_result(None)
 
     async def _serve(self, ticket: pb.KVTicket) -> None:
-        worker = self._pick()
+        worker = self._worker = self._pick()
         request = prefill_request(self._progress, self._opened_with, ticket)
         try:
             await run_prefill(worker, request, self._progress, self._inactivity_s)
         except LegFailed as failure:
+            self._worker = None
             self._on_failure(worker, failure)
             self._pick()  # nobody left: no use in another ticket
             await self._renew(ticket)
+
+    def _note_lost(self) -> None:
+        """Decode has lost a transfer of whose end the worker itself has said nothing, or good."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._num_lost[worker.address] += 1
+            if self._num_lost[worker.address] >= MAX_LOST:
+                self._on_failure(worker, LegFailed(worker.name, "transfer_lost"))
 
     def _pick(self) -> PrefillWorker:
         failed = self._progress.failed_prefills

@@ -149,6 +149,7 @@ async def test_renewed_ticket_asks_only_for_what_is_missing(relay: Relay) -> Non
         await task
     assert 0 < second.first_token < 256
     assert second.first_token % 16 == 0
+    assert [t.replaces_lost for t in events.tickets] == [False, True]
     assert events.token_ids == expected
     assert events[-1].finished.timings.kv_nbytes < 256 * 512
     assert relay.decode.value("baton_transfers_lost_total", error="TransferAborted") == 1
@@ -221,6 +222,7 @@ async def test_lost_room_is_found_again(tiny_llama: Path) -> None:
             assert len(old.token_ids) == 200
             second = await ticket(events, 1)
             assert second.first_token == 0
+            assert not second.replaces_lost, "no transfer was to blame"
             await run_prefill(prefill.prefill_leg(long, 4, second))
             await task
         assert events.token_ids == expected

@@ -71,7 +71,7 @@ class GenerateCall(Call[pb.GenerateRequest]):
             await self.heartbeat()
         return task.result()
 
-    async def reserve(self) -> bytes:
+    async def reserve(self, *, replaces_lost: bool = False) -> bytes:
         transfer_id = secrets.token_bytes(16)
         ticket = pb.KVTicket(
             transfer_id=transfer_id,
@@ -79,6 +79,7 @@ class GenerateCall(Call[pb.GenerateRequest]):
             fingerprint=FINGERPRINT,
             num_tokens=len(self.request.prompt_token_ids),
             block_size=16,
+            replaces_lost=replaces_lost,
         )
         await self.context.write(pb.GenerateEvent(reserved=ticket))
         return transfer_id

@@ -109,6 +109,27 @@ async def test_a_second_ticket_voids_the_first_leg(start_bench: StartBench) -> N
         assert len(bench.cluster.prefills[0].requests) == 2
 
 
+@pytest.mark.parametrize("num_prefills", [1, 2])
+async def test_a_worker_whose_transfers_are_lost_is_left(
+    start_bench: StartBench, num_prefills: int
+) -> None:
+    """It says that all is well, and decode can install none of it: not for ever."""
+
+    async def losing(call: GenerateCall) -> None:
+        await call.relay.commit(await call.reserve())
+        while True:
+            await call.relay.commit(await call.reserve(replaces_lost=True))
+
+    async with start_bench(num_prefills=num_prefills) as bench:
+        bench.cluster.decodes[0].scripts.append(losing)
+        client = await bench.run()
+
+        assert client.token_ids == list(ANSWER)
+        assert [len(p.requests) for p in bench.cluster.prefills] == [2] * num_prefills
+        assert bench.retries("prefill", "transfer_lost") == num_prefills
+        assert bench.cluster.decodes[0].requests[1].local_prefill
+
+
 async def test_a_contradiction_resumes_from_what_was_delivered(start_bench: StartBench) -> None:
     async with start_bench() as bench:
         client = Client()
