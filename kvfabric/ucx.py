@@ -4,8 +4,9 @@ UCX is one context, one progress thread and one notifier thread per process, bou
 loop. `UCXTransport`s of one loop share it; the last one to close takes it down, without which the
 process would hang at exit. Never fork after this module is imported: spawn.
 
-Two things here are not what ucxx does by itself:
+Three things here are not what ucxx does by itself:
 - A cancelled send returns normally from ucxx. Here it fails with `PeerLost`.
+- A cancelled wait would drop the buffer that UCX still writes to. Here the operation keeps it.
 - `abort` waits for UCX in a thread: the loop that carries everyone's frames must not.
 
 Errors of ucxx are turned into ours outside their `except` blocks: an exception that keeps one of
@@ -17,6 +18,7 @@ import gc
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
+from traceback import clear_frames, walk_tb
 from typing import Any
 
 os.environ.setdefault("UCX_MM_ERROR_HANDLING", "y")  # else shared memory is silently not used
@@ -70,10 +72,14 @@ class _UCXEndpoint(Endpoint):
         return self._transports
 
     def _watched(self, operation: Any) -> asyncio.Future[None]:
-        """Starts in the order of the calls, for tasks start in the order of their creation."""
+        """Starts in the order of the calls, for tasks start in the order of their creation.
+        Shielded: to await the future and be cancelled must not end the task, and with it the
+        only hold on a buffer of which UCX knows nothing but the address."""
         task: asyncio.Task[None] = self._loop.create_task(operation)
+        future = asyncio.shield(task)
         task.add_done_callback(_retrieve)
-        return task
+        future.add_done_callback(_retrieve)
+        return future
 
     async def _send(self, channel: Channel, message: bytes | memoryview) -> None:
         if self._ep is None:
@@ -102,10 +108,10 @@ class _UCXEndpoint(Endpoint):
         raise failure
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
+def _retrieve(future: asyncio.Future[None]) -> None:
     """An abandoned operation that failed is no news."""
-    if not task.cancelled():
-        task.exception()
+    if not future.cancelled():
+        future.exception()
 
 
 class _UCXListener(Listener):
@@ -144,13 +150,24 @@ class UCXTransport(Transport):
         host, port = split_address(address)
         try:
             ep = await ucxx.create_endpoint(host, port, connect_timeout=seconds)
-        except TimeoutError:
+        except TimeoutError as error:
             failure: FabricError = DeadlineExceeded(f"{address} did not answer in {seconds:g} s")
+            self._close_half_made(error)
         except (ucxx.exceptions.UCXError, RuntimeError) as error:
             failure = PeerLost(f"{address}: {error}")
+            self._close_half_made(error)
         else:
             return _UCXEndpoint(ep, self._closer)
         raise failure
+
+    def _close_half_made(self, error: BaseException) -> None:
+        """ucxx leaves the endpoint of a failed `create_endpoint` to the garbage collector, whose
+        thread then waits for UCX for seconds, with the GIL: nothing in the process moves."""
+        halves = [frame.f_locals.get("ucx_ep") for frame, _ in walk_tb(error.__traceback__)]
+        clear_frames(error.__traceback__)
+        while halves:
+            if (half := halves.pop()) is not None:
+                self._closer.submit(half.close_blocking)
 
     async def listen(self, address: str, on_endpoint: OnEndpoint) -> Listener:
         """Listens on all interfaces: UCX's Python listener has no address to bind to."""

@@ -1,6 +1,8 @@
 """The contract of a transport, as coroutines that take an address: every transport passes them."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -117,6 +119,29 @@ async def check_a_cancelled_wait_leaves_the_operation(listen: str) -> None:
         assert buffer == b"late"
 
 
+class _Watched(bytearray):
+    """A buffer that can be referred to weakly."""
+
+
+async def check_a_cancelled_wait_leaves_the_buffer(listen: str) -> None:
+    """Nobody else has it any more: were it freed, the message would land in other people's."""
+    async with connected(listen) as (_, far):
+
+        async def wait(buffer: bytearray) -> None:
+            await far.recv(Channel.FRAMES, buffer)
+
+        buffer = _Watched(4)
+        is_held = weakref.ref(buffer)
+        waiting = asyncio.create_task(wait(buffer))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        del buffer, waiting
+        gc.collect()
+        assert is_held()
+        far.abort()  # and what comes of the operation then is no news
+
+
 async def check_abort_fails_what_is_pending_at_both_ends(listen: str) -> None:
     for aborting in (0, 1):
         async with connected(listen) as ends:
@@ -154,6 +179,7 @@ async def check_it_says_what_it_travels_over(listen: str, names: set[str]) -> No
         check_a_long_message_is_a_bad_frame,
         check_a_large_send_waits_for_its_receive,
         check_a_cancelled_wait_leaves_the_operation,
+        check_a_cancelled_wait_leaves_the_buffer,
         check_abort_fails_what_is_pending_at_both_ends,
     ],
     ids=lambda check: check.__name__.removeprefix("check_"),
