@@ -30,6 +30,8 @@ from kvfabric.config import FabricConfig
 from kvfabric.errors import FabricError, HandshakeRefused
 from kvfabric.fabric import Fabric
 from kvfabric.frame import WIRE_VERSION
+from kvfabric.node import check_framable
+from kvfabric.ticket import KVShape
 from runtime import flags, log
 from runtime.call import Draining
 from runtime.grpc_errors import ErrorTable
@@ -61,7 +63,7 @@ def main() -> None:
     log.configure(config.name, format=config.log_format, level=config.log_level)
     try:
         run(config)
-    except (ModelError, CannotListen, FabricError, OSError) as error:
+    except (ModelError, CannotListen, FabricError, OSError, ValueError) as error:
         logger.error("cannot start", error=str(error))
         sys.exit(2)
 
@@ -73,6 +75,7 @@ def run(config: WorkerConfig) -> None:
     engine = Engine(_engine_config(config), wire_version=WIRE_VERSION)
     generation = new_generation()
     fabric_config = _fabric_config(config, engine, generation)
+    check_framable(KVShape(*engine.kv_shape), fabric_config)
     fabric = Fabric(fabric_config, engine.copier.allocate_staging(fabric_config.staging_nbytes))
     fabric.start()
     try:

@@ -47,7 +47,7 @@ class WorkerConfig:
     connect_timeout_s: float = flag(5.0, help="to reach a peer's fabric, handshake included")
     send_timeout_s: float = flag(10.0, help="for one frame to leave")
     first_frame_timeout_s: float = flag(
-        120.0, help="for a transfer to begin after its ticket is minted: queueing, computing"
+        600.0, help="for a transfer to begin after its ticket is minted: queueing, computing"
     )
     transfer_timeout_s: float = flag(
         30.0, help="longest silence of a transfer that has begun, before another ticket is minted"

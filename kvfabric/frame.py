@@ -25,6 +25,9 @@ TransferId = NewType("TransferId", bytes)
 
 TRANSFER_ID_NBYTES = 16
 WIRE_VERSION = 1
+
+RAW = 0
+"""Codec id of a payload as it lies in memory; there is no other yet."""
 MAGIC = b"BTNF"
 
 # magic, version, kind, codec, transfer id, sequence, tokens, layers, heads, flags, nbytes, checksum
@@ -75,7 +78,7 @@ class FrameHeader:
     """Of the payload."""
     checksum: int | None
     """xxh3_64 of the payload; None when the sender computes none."""
-    codec: int = 0
+    codec: int = RAW
     """How the payload is encoded; 0 is raw. The fabric carries it and never looks."""
 
 

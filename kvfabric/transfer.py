@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right, insort
 from enum import Enum
 
 from kvfabric.errors import BadFrame
-from kvfabric.frame import FrameHeader, FrameKind, FrameRange
+from kvfabric.frame import RAW, FrameHeader, FrameKind, FrameRange
 from kvfabric.ticket import KVShape
 
 
@@ -110,7 +110,9 @@ class Transfer:
         )
         if not inside:
             raise BadFrame(f"{r} is outside the ticket or the KV")
-        if header.codec == 0 and header.nbytes != shape.frame_nbytes(r):
+        if header.codec != RAW:
+            raise BadFrame(f"codec {header.codec} is not known here")
+        if header.nbytes != shape.frame_nbytes(r):
             raise BadFrame(f"{r} has {shape.frame_nbytes(r)} bytes, not {header.nbytes}")
 
     def _check_disjoint(self, new: FrameRange) -> None:

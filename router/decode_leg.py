@@ -35,8 +35,10 @@ async def run_attempt(
         await asyncio.wait({stream, legs.outcome}, return_when=asyncio.FIRST_COMPLETED)
         (stream if stream.done() else legs.outcome).result()
     finally:
-        await cancel_and_wait(stream)
-        await legs.close()
+        try:
+            await cancel_and_wait(stream)
+        finally:  # cancelled once more: the leg must not be forgotten
+            await legs.close()
 
 
 async def _run_stream(

@@ -106,7 +106,7 @@ class PrefillLegs:
         except LegFailed as failure:
             self._worker = None
             self._on_failure(worker, failure)
-            self._pick()  # nobody left: no use in another ticket
+            # No other ticket comes if decode has all the KV already; then nothing is lost.
             await self._renew(ticket)
 
     def _note_lost(self) -> None:

@@ -83,7 +83,8 @@ async def test_ticket_used_twice(cluster: Cluster) -> None:
 async def test_ticket_of_another_model_or_process(
     cluster: Cluster, field: str, value: object
 ) -> None:
-    """Refused in the handshake, before any byte of KV; the prefill leg says so."""
+    """Refused before any byte of KV: the model by the sender, the process in the handshake. The
+    prefill leg says so."""
     prompt = prompt_of(9, 50)
     async with reserved_stream(cluster, prompt) as (ticket, _):
         setattr(ticket, field, value)

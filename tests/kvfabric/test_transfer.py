@@ -130,12 +130,13 @@ def test_the_same_frame_again_is_a_duplicate() -> None:
         transfer.accept(replace(frame, range=plan(12)[1]))
 
 
-def test_a_wrong_size_is_bad_unless_encoded() -> None:
+def test_a_wrong_size_or_an_unknown_codec_is_bad() -> None:
     transfer = Transfer(FIRST, END, SHAPE)
     frame = header(0, plan(12)[0])
     with pytest.raises(BadFrame, match="bytes"):
         transfer.accept(replace(frame, nbytes=frame.nbytes - 1))
-    assert transfer.accept(replace(frame, nbytes=3, codec=7)) is Verdict.INSTALL
+    with pytest.raises(BadFrame, match="codec"):
+        transfer.accept(replace(frame, codec=7))
 
 
 def test_a_commit_that_leaves_a_gap_is_bad() -> None:
