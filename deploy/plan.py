@@ -94,6 +94,13 @@ def check(config: UpConfig) -> None:
         raise BadPlan("--decode must be at least 1")
     if config.mode == "disaggregated" and config.prefill < 1:
         raise BadPlan("--prefill must be at least 1; for none, say --mode colocated")
+    if not 1 <= config.port < 1 << 16:
+        raise BadPlan(f"--port {config.port} is no port: 1 to 65535 are")
+    for name in ("router_args", "worker_args", "prefill_args", "decode_args"):
+        try:
+            shlex.split(getattr(config, name))
+        except ValueError as error:
+            raise BadPlan(f"--{name.replace('_', '-')} cannot be read: {error}") from error
     if not _is_free(config.host, config.port):
         raise BadPlan(
             f"cannot listen on {config.host}:{config.port}: it is taken, or not an address of "

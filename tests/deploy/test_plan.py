@@ -59,7 +59,10 @@ def test_wildcard_hosts_are_reached_on_loopback() -> None:
     [
         (UpConfig(decode=0, port=0), "--decode"),
         (UpConfig(prefill=0, port=0), "--mode colocated"),
-        (UpConfig(host="203.0.113.1", port=0), "203.0.113.1"),
+        (UpConfig(host="203.0.113.1"), "203.0.113.1"),
+        (UpConfig(port=0), "--port 0"),
+        (UpConfig(port=1 << 16), "--port 65536"),
+        (UpConfig(prefill_args="--name 'p"), "--prefill-args"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(config: UpConfig, complaint: str) -> None:
