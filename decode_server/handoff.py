@@ -68,11 +68,11 @@ class Handoff:
         """Spent scattering since the last `begin`."""
         return self._blocks.install_ns if self._blocks is not None else 0
 
-    def begin(self) -> Ticket:
-        """Room is reserved: a ticket for the whole prompt, into fresh blocks."""
+    def begin(self, first_token: int) -> Ticket:
+        """Room is reserved: a ticket for the prompt from `first_token` on, into fresh blocks."""
         self.drop()
         self._blocks = _ClaimedBlocks(self._engine, self._request_id)
-        return self._mint(first_token=0)
+        return self._mint(first_token)
 
     def resume(self, num_installed: int) -> Ticket:
         """A ticket for what is missing. At least the last token comes again, as the prefill leg

@@ -2,7 +2,8 @@
 
 1. The request goes to the engine. With `local_prefill` it simply runs there.
 2. Otherwise the engine reserves room for the prompt (waiting for it if need be); then a ticket
-   goes to the router, and the KV comes over the fabric (decode_server/handoff.py).
+   goes to the router, and the KV that the prefix cache lacks comes over the fabric
+   (decode_server/handoff.py). If it lacks none, there is no ticket: the engine just runs.
 3. A lost transfer, or a prefill leg that the router gave up (`renew`), costs another ticket on
    this same stream. Memory pressure may take the room back: the leg waits for room again.
 4. COMMIT attaches the sequence to the batch; tokens flow until it finishes.
@@ -23,6 +24,8 @@ from engine.request import (
     EngineEvent,
     EngineRequest,
     FinishReason,
+    Leg,
+    PrefixHit,
     RequestFailed,
     ReservationLost,
     Reserved,
@@ -67,6 +70,8 @@ class DecodeLeg:
             self._post_threadsafe(asyncio.get_running_loop()),
         )
         self._timings = pb.Timings()
+        self._num_cached_tokens = 0
+        self._num_tickets = 0
         self._is_over = False
         self._turns_seen = -1
         self._ticket_ns = self._committed_ns = self._joined_ns = 0
@@ -106,9 +111,11 @@ class DecodeLeg:
             case None:
                 return self._heartbeat()
             case Reserved():
-                self._timings.queue_ns += item.queue_ns
-                self._metrics.observe_reserved(item.queue_ns)
-                return [self._offer(self._handoff.begin())]
+                self._on_room(item)
+                return [self._offer(self._handoff.begin(item.num_cached_tokens))]
+            case PrefixHit():
+                self._on_prefix_hit(item)
+                return []
             case ReservationLost():
                 self._handoff.drop()
                 return []
@@ -132,7 +139,18 @@ class DecodeLeg:
         self._turns_seen = turns
         return [pb.GenerateEvent(heartbeat=pb.Heartbeat())]
 
+    def _on_room(self, event: Reserved | PrefixHit) -> None:
+        self._timings.queue_ns += event.queue_ns
+        self._num_cached_tokens = event.num_cached_tokens
+        self._metrics.observe_reserved(event.queue_ns)
+
+    def _on_prefix_hit(self, hit: PrefixHit) -> None:
+        self._on_room(hit)
+        if self._request.leg is Leg.DECODE:  # a handoff was asked for: it is not left out silently
+            self._metrics.count_local_prefill("prefix_hit")
+
     def _offer(self, ticket: Ticket, *, replaces_lost: bool = False) -> pb.GenerateEvent:
+        self._num_tickets += 1
         self._ticket_ns = time.monotonic_ns()
         return pb.GenerateEvent(
             reserved=pb.KVTicket(
@@ -154,6 +172,9 @@ class DecodeLeg:
         self._committed_ns = time.monotonic_ns()
         commit = pb.Commit.FromString(verdict.commit)
         token_id = commit.first_tokens[0].token_id if commit.first_tokens else None
+        if self._num_tickets == 1:  # a later leg may hit what an earlier one has computed for us
+            hits = [first.num_cached_tokens for first in commit.first_tokens]
+            self._num_cached_tokens = max(self._num_cached_tokens, *hits, 0)
         self._engine.engine.attach(self._request.request_id, token_id)
         self._timings.install_ns = self._handoff.install_ns
         self._timings.kv_nbytes += verdict.report.nbytes
@@ -181,6 +202,7 @@ class DecodeLeg:
                     sample=self._request.sample,
                     first_index=tokens.first_index,
                     token_ids=tokens.token_ids,
+                    num_cached_tokens=0 if tokens.first_index else self._num_cached_tokens,
                 )
             )
         ]

@@ -5,8 +5,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from kvfabric.errors import FabricError
 from runtime.metrics import TTFT_SECONDS, HandoffStages
 
-LOCAL_PREFILL_REASONS = ("colocated", "no_prefill_worker")
-"""Reasons a router may give; any other counts as `other`, so that labels stay few."""
+LOCAL_PREFILL_REASONS = ("colocated", "no_prefill_worker", "prefix_hit")
+"""Reasons a router may give, and our own; any other counts as `other`, so that labels stay few."""
 
 
 class DecodeMetrics:
@@ -28,7 +28,8 @@ class DecodeMetrics:
         )
         self._local_prefills = Counter(
             "baton_local_prefills_total",
-            "Requests whose prompt this decode worker was told to compute itself, by reason.",
+            "Requests whose prompt this decode worker computed itself, told to by the router or, "
+            "with `prefix_hit`, because its cache had all but the last block; by reason.",
             ["reason"],
             registry=registry,
         )

@@ -127,6 +127,7 @@ def _engine_config(config: WorkerConfig) -> EngineConfig:
         max_model_len=config.max_model_len,
         token_budget=config.token_budget,
         max_num_seqs=config.max_num_seqs,
+        prefix_caching=config.prefix_caching,
         num_threads=len(config.cores) or None,
         random_weights=config.random_weights,
     )

@@ -35,6 +35,7 @@ class WorkerConfig:
     )
     token_budget: int = flag(512, help="tokens computed in one step, at most")
     max_num_seqs: int = flag(64, help="sequences computed in one step, at most")
+    prefix_caching: bool = flag(True, help="reuse the KV of first blocks that prompts share")
     random_weights: int | None = flag(None, help="seed; draw weights instead of reading them")
 
     # The fabric.

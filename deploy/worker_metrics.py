@@ -43,7 +43,7 @@ class WorkerCollector(Collector):
 
     def _engine_families(self) -> Iterator[Metric]:
         stats = self._engine.stats()
-        usage = 1 - stats.blocks.free / self._engine.num_blocks
+        usage = 1 - stats.blocks.unused / self._engine.num_blocks
         yield _gauge("vllm:num_requests_waiting", "Requests not scheduled yet.", stats.waiting)
         yield _gauge("vllm:num_requests_running", "Requests in the batch.", stats.running)
         yield _gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
@@ -65,6 +65,7 @@ class WorkerCollector(Collector):
             GaugeMetricFamily("baton_kv_blocks", "KV blocks by state.", labels=["state"]),
             {
                 ("free",): stats.blocks.free,
+                ("cached",): stats.blocks.cached,
                 ("held",): stats.blocks.held,
                 ("in_flight",): stats.blocks.in_flight,
                 ("promised",): stats.blocks.promised,
@@ -77,6 +78,7 @@ class WorkerCollector(Collector):
             {
                 ("computed",): stats.prompt_tokens_computed,
                 ("received",): stats.prompt_tokens_received,
+                ("prefix_hit",): stats.prompt_tokens_hit,
             },
         )
         yield _counter(

@@ -34,6 +34,7 @@ class WorkerStatus:
             num_awaiting_kv=engine.awaiting_kv,
             blocks=pb.BlockLedger(
                 free=engine.blocks.free,
+                cached=engine.blocks.cached,
                 held=engine.blocks.held,
                 in_flight=engine.blocks.in_flight,
                 promised=engine.blocks.promised,

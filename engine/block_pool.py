@@ -1,26 +1,28 @@
-"""The ledger of KV blocks: which ids are free, held or in flight, and how many are promised.
+"""The ledger of KV blocks: which ids are free, cached, held or in flight, how many are promised.
 
-Ids and counts only: no tensors, no sequences, no clock. Engine thread only.
+Ids, counts and hashes only: no tensors, no sequences, no clock. Engine thread only.
 
-    free ──take──▶ held ──free──▶ free            a sequence's own way
+    free ──take──▶ held ──free──▶ free, or cached if it has a hash
     free ──promise──▶ promised ──redeem──▶ held   no ids until redeemed; cannot fail then
                       promised ──withdraw──▶ free
-    held ──leave_in_flight──▶ in flight ──land──▶ free   owned by nobody, a copy is under way
+    held ──leave_in_flight──▶ in flight ──land──▶ free or cached   a copy is under way
+    cached ──share──▶ held      another sequence has the same prefix
+    cached ──(take, redeem)──▶ held     evicted, the least recently used first, when none is free
 
-Always free + held + in_flight + promised = num_blocks.
+A block that several sequences hold is held once; it is free or cached when the last lets go. So
+is one whose copies are under way: nothing that is copied is ever evicted. Blocks with a hash are
+never written again: who holds one only reads it.
+
+Always free + cached + held + in_flight + promised = num_blocks. Promises are met from free blocks
+first: cached ones that they will need are not counted as cached any more.
 """
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from engine.request import BlockId
-
-
-class _State(IntEnum):
-    FREE = 0
-    HELD = 1
-    IN_FLIGHT = 2
+from runtime.block_hash import BlockHash
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,19 @@ class BlockLedger:
 
     free: int
     """Neither used nor spoken for."""
+    cached: int
+    """Nobody's, but with KV that a prompt may find again; as good as free."""
     held: int
     """Referenced by a sequence."""
     in_flight: int
     """Owned by nobody, but a copy is under way."""
     promised: int
     """Taken by no id yet, but spoken for."""
+
+    @property
+    def unused(self) -> int:
+        """Nobody's: free or cached."""
+        return self.free + self.cached
 
 
 class BlockPool:
@@ -46,22 +55,34 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = [BlockId(i) for i in reversed(range(num_blocks))]  # a stack: warm ids first
-        self._states = bytearray(num_blocks)  # _State of each id
+        self._num_refs = [0] * num_blocks  # sequences that hold it
+        self._num_copies = [0] * num_blocks  # sequences that let go of it in mid copy
+        self._hashes: list[BlockHash | None] = [None] * num_blocks
+        self._by_hash: dict[BlockHash, BlockId] = {}
+        self._evictable: OrderedDict[BlockId, None] = OrderedDict()  # oldest first
+        self._num_held = 0
         self._num_in_flight = 0
         self._num_promised = 0
 
     @property
     def available(self) -> int:
         """Blocks that may be taken or promised now."""
-        return len(self._free) - self._num_promised
+        return len(self._free) + len(self._evictable) - self._num_promised
 
     @property
     def num_in_flight(self) -> int:
         return self._num_in_flight
 
+    @property
+    def num_references(self) -> int:
+        """By sequences; a block that two hold counts twice."""
+        return sum(self._num_refs)
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self.block_size)
+
+    # ── ids and promises ──
 
     def take(self, num_blocks: int) -> list[BlockId]:
         assert 0 <= num_blocks <= self.available, (num_blocks, self.ledger())
@@ -81,28 +102,67 @@ class BlockPool:
         assert 0 <= num_blocks <= self._num_promised, (num_blocks, self.ledger())
         self._num_promised -= num_blocks
 
-    def free(self, block_ids: Iterable[BlockId]) -> None:
-        for block_id in block_ids:
-            self._move(block_id, _State.HELD, _State.FREE)
-            self._free.append(block_id)
+    def free(self, block_ids: Sequence[BlockId]) -> None:
+        """A sequence lets go of its block table. Its end ages first: a block is of no use to
+        anybody once those before it are evicted."""
+        for block_id in reversed(block_ids):
+            self._drop_reference(block_id)
 
     def leave_in_flight(self, block_ids: Iterable[BlockId]) -> None:
         """Their sequence is gone, but copies still touch them."""
         for block_id in block_ids:
-            self._move(block_id, _State.HELD, _State.IN_FLIGHT)
-            self._num_in_flight += 1
+            self._num_copies[block_id] += 1
+            self._drop_reference(block_id)
 
-    def land(self, block_ids: Iterable[BlockId]) -> None:
+    def land(self, block_ids: Sequence[BlockId]) -> None:
         """The copies are done."""
+        for block_id in reversed(block_ids):
+            assert self._num_copies[block_id] > 0, block_id
+            self._num_copies[block_id] -= 1
+            if not self._num_copies[block_id] and not self._num_refs[block_id]:
+                self._num_in_flight -= 1
+                self._rest(block_id)
+
+    # ── the prefix cache ──
+
+    def cache(self, block_id: BlockId, block_hash: BlockHash) -> None:
+        """The KV of a held block is whole: others may find it. Where the cache has that KV
+        already, this copy of it stays its holders' own."""
+        assert self._num_refs[block_id] > 0, block_id
+        if self._hashes[block_id] is None and block_hash not in self._by_hash:
+            self._hashes[block_id] = block_hash
+            self._by_hash[block_hash] = block_id
+
+    def lookup(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
+        """The longest cached prefix of a chain; `hashes` is read no further than the first miss."""
+        found = []
+        for block_hash in hashes:
+            block_id = self._by_hash.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def num_evictable(self, block_ids: Iterable[BlockId]) -> int:
+        """What sharing these would take from `available`."""
+        return sum(block_id in self._evictable for block_id in block_ids)
+
+    def share(self, block_ids: Sequence[BlockId]) -> None:
+        """Another sequence holds these, as `lookup` found them."""
+        assert self.num_evictable(block_ids) <= self.available, (block_ids, self.ledger())
         for block_id in block_ids:
-            self._move(block_id, _State.IN_FLIGHT, _State.FREE)
-            self._num_in_flight -= 1
-            self._free.append(block_id)
+            assert self._hashes[block_id] is not None, block_id
+            self._evictable.pop(block_id, None)
+            self._add_reference(block_id)
+
+    # ── books ──
 
     def ledger(self) -> BlockLedger:
+        from_cached = max(0, self._num_promised - len(self._free))
         return BlockLedger(
-            free=self.available,
-            held=self.num_blocks - len(self._free) - self._num_in_flight,
+            free=len(self._free) - self._num_promised + from_cached,
+            cached=len(self._evictable) - from_cached,
+            held=self._num_held,
             in_flight=self._num_in_flight,
             promised=self._num_promised,
         )
@@ -111,18 +171,51 @@ class BlockPool:
         """Asserts that ids and counts agree; O(num_blocks)."""
         ledger = self.ledger()
         assert self.available >= 0, ledger
-        assert self._states.count(_State.FREE) == len(self._free), ledger
-        assert self._states.count(_State.IN_FLIGHT) == self._num_in_flight, ledger
-        assert self._states.count(_State.HELD) == ledger.held, ledger
-        assert len(set(self._free)) == len(self._free), "an id is free twice"
-        assert all(self._states[block_id] == _State.FREE for block_id in self._free), ledger
+        uses = list(zip(self._num_refs, self._num_copies, strict=True))
+        assert sum(refs > 0 for refs, _ in uses) == self._num_held, ledger
+        assert sum(not refs and copies > 0 for refs, copies in uses) == self._num_in_flight, ledger
+        resting = [*self._free, *self._evictable]
+        assert len(set(resting)) == len(resting), "an id is free twice"
+        assert all(uses[block_id] == (0, 0) for block_id in resting), ledger
+        assert len(resting) + self._num_held + self._num_in_flight == self.num_blocks, ledger
+        assert all(self._hashes[block_id] is None for block_id in self._free), "free, but cached"
+        hashes = {h: BlockId(i) for i, h in enumerate(self._hashes) if h is not None}
+        assert hashes == self._by_hash, "hashes and ids disagree"
+        assert all(self._hashes[block_id] is not None for block_id in self._evictable), ledger
 
     def _pop(self, num_blocks: int) -> list[BlockId]:
-        block_ids = [self._free.pop() for _ in range(num_blocks)]
+        block_ids = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
         for block_id in block_ids:
-            self._move(block_id, _State.FREE, _State.HELD)
+            self._add_reference(block_id)
         return block_ids
 
-    def _move(self, block_id: BlockId, before: _State, after: _State) -> None:
-        assert self._states[block_id] == before, (block_id, _State(self._states[block_id]), after)
-        self._states[block_id] = after
+    def _evict(self) -> BlockId:
+        block_id, _ = self._evictable.popitem(last=False)
+        block_hash, self._hashes[block_id] = self._hashes[block_id], None
+        assert block_hash is not None, block_id
+        del self._by_hash[block_hash]
+        return block_id
+
+    def _add_reference(self, block_id: BlockId) -> None:
+        if not self._num_refs[block_id]:
+            self._num_held += 1
+            self._num_in_flight -= self._num_copies[block_id] > 0
+        self._num_refs[block_id] += 1
+
+    def _drop_reference(self, block_id: BlockId) -> None:
+        assert self._num_refs[block_id] > 0, block_id
+        self._num_refs[block_id] -= 1
+        if self._num_refs[block_id]:
+            return
+        self._num_held -= 1
+        if self._num_copies[block_id]:
+            self._num_in_flight += 1
+        else:
+            self._rest(block_id)
+
+    def _rest(self, block_id: BlockId) -> None:
+        """Nobody uses it any more."""
+        if self._hashes[block_id] is None:
+            self._free.append(block_id)
+        else:
+            self._evictable[block_id] = None

@@ -120,6 +120,8 @@ class EngineConfig:
     """Sequences computed in one step, at most."""
     num_threads: int | None = None
     """CPU threads of torch; None leaves torch's own choice."""
+    prefix_caching: bool = True
+    """Prompts find the KV of their first blocks where another sequence has computed it."""
     nice: int = 10
     """Scheduling priority of the engine thread; its loops must not starve the network's."""
     random_weights: int | None = None

@@ -19,6 +19,7 @@ from engine.kv_cache import KVCache
 from engine.kv_copier import KVCopier
 from engine.model import Model
 from engine.model_runner import ModelRunner
+from engine.prefix_cache import PrefixCache
 from engine.request import EngineEvent, RequestId
 from engine.scheduler import Scheduler
 from engine.weights import ModelWeights, load_weights, random_weights
@@ -46,11 +47,13 @@ class Engine(EngineLoop):
         num_blocks = config.resolve_num_blocks(self.model_config)
         kv_cache = KVCache(self.model_config, num_blocks, config.block_size, dtype, device)
         self.copier = KVCopier(kv_cache)
+        pool = BlockPool(num_blocks, config.block_size)
         scheduler = Scheduler(
-            BlockPool(num_blocks, config.block_size),
+            pool,
             token_budget=config.token_budget,
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.resolve_max_model_len(self.model_config),
+            cache=PrefixCache(pool, self.fingerprint) if config.prefix_caching else None,
         )
         runner = ModelRunner(
             Model(self.model_config, weights), kv_cache, self.copier, config.num_threads

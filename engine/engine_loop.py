@@ -4,7 +4,7 @@ It alone touches the scheduler, the pool and the runner; the public methods only
 
 1. Take the commands that have come. An idle loop blocks here, for half a second at most: turns
    are the engine's heartbeat. Idle, it proves that no block has leaked.
-2. Schedule; tell at once who lost or found room, so that no reservation waits for a step.
+2. Schedule; tell at once who lost or found room or a cached prefix: neither waits for a step.
 3. Run the step; tell what it computed. So `on_events` is called at most twice a turn, never with
    nothing, on this thread.
 
@@ -79,7 +79,7 @@ class EngineLoop:
         self._counters = StepCounters()
         self._stats = self._counters.snapshot(scheduler)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        scheduler.on_drained = self._post_drained
+        scheduler.holdings.on_drained = self._post_drained
 
     # ── any thread ──
 
@@ -137,7 +137,7 @@ class EngineLoop:
         return future
 
     def _post_drained(self, lease: KVLease) -> None:
-        self._commands.post(partial(self._scheduler.drained, lease))
+        self._commands.post(partial(self._scheduler.holdings.drained, lease))
 
     # ── the engine thread ──
 
@@ -161,6 +161,7 @@ class EngineLoop:
             self._scheduler.check()
             self._is_checked = True
         batch = self._scheduler.schedule()
+        self._counters.count_hits(batch.hits)
         self._events += events_before_step(batch, time.monotonic_ns())
         self._is_idle = not batch.seqs
         if batch.seqs:
@@ -195,7 +196,7 @@ class EngineLoop:
         seq = self._scheduler.attach(request_id, first_token_id)
         if seq is None:
             return
-        self._counters.count_received(seq.num_prompt_tokens)
+        self._counters.count_attached(seq)
         if seq.lease is not None:
             self._runner.wait_for_copies(seq.lease)
         if first_token_id is not None and not seq.request.output_token_ids:

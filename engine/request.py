@@ -63,6 +63,8 @@ class EngineRequest:
     """Output tokens already delivered; treated as uncomputed tokens after the prompt."""
     sample: int = 0
     """Sample index, for the sampling counter."""
+    cache_salt: str = ""
+    """Requests with different salts never share cached KV."""
 
     def is_ended(self, eos_token_ids: frozenset[int]) -> bool:
         """The last delivered token ended the sample; only its `finish_reason` was not delivered."""
@@ -81,6 +83,8 @@ class Reserved:
     request_id: RequestId
     queue_ns: int
     """Submitted → reserved."""
+    num_cached_tokens: int
+    """KV of so many first tokens, whole blocks, is there already: only the rest is to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,19 @@ class ReservationLost:
     """Memory pressure took the room of a waiting `Leg.DECODE` request; it is queued again."""
 
     request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """A request is about to run behind the cached KV of its first tokens; nothing comes of one
+    that found none. A `Leg.DECODE` request that lacks no more than one block needs no transfer:
+    it hears this, not `Reserved`. KV of a `Leg.PREFILL` request may be copied so far."""
+
+    request_id: RequestId
+    num_cached_tokens: int
+    """Whole blocks."""
+    queue_ns: int
+    """Submitted → about to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +140,4 @@ class RequestFailed:
     error: str
 
 
-EngineEvent = Reserved | ReservationLost | ChunkComputed | TokensOut | RequestFailed
+EngineEvent = Reserved | ReservationLost | PrefixHit | ChunkComputed | TokensOut | RequestFailed

@@ -38,6 +38,7 @@ class RequestMessage(Protocol):
     """serving.proto: what GenerateRequest and PrefillRequest have in common."""
 
     request_id: str
+    cache_salt: str
 
     @property
     def prompt_token_ids(self) -> Iterable[int]: ...
@@ -74,6 +75,7 @@ def engine_request(
         prompt_token_ids=prompt,
         sampling=sampling,
         output_token_ids=outputs,
+        cache_salt=message.cache_salt,
     )
 
 

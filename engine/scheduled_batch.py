@@ -16,6 +16,8 @@ class ScheduledBatch:
     """Lost their reservation, before `reserved` was decided."""
     reserved: list[Sequence]
     """Have room for their prompt now."""
+    hits: list[Sequence]
+    """Begin to run behind a cached prefix, in this step."""
 
 
 class Computed(NamedTuple):

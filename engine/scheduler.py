@@ -11,26 +11,29 @@ of arrival. One step, under one token budget (the algorithm is Sarathi-Serve's, 
    alone is overtaken, by reservations, and its room stays spoken for.
 
 Blocks: a sequence comes in with blocks for all its present tokens, so no prefill stops half way,
-and only sampled tokens make it grow. A `Leg.DECODE` request comes in as a promise of those blocks
-and one of headroom; `claim` redeems it, `attach` makes it run. Those that give way are the
+and only sampled tokens make it grow. The first of them may be cached ones, which it shares: what
+they hold is not computed. A `Leg.DECODE` request comes in as its cached prefix and a promise of the
+other blocks and one of headroom; `claim` redeems it, `attach` makes it run. One that lacks no more
+than a block of its prompt computes that here and needs no transfer. Those that give way are the
 youngest of the running and the reserved, and are always younger than the one that needs room, so
 the oldest always progresses; prefill legs never give way, for others copy out of their blocks.
 Whoever finds nobody to give way keeps what it has and waits for another step.
 """
 
 from bisect import insort
-from collections.abc import Callable
 
 from engine.block_pool import BlockPool
 from engine.errors import NotReserved, RequestTooLong, UnknownRequest
+from engine.holdings import Holdings
 from engine.kv_lease import KVLease
-from engine.request import EngineRequest, RequestId
+from engine.prefix_cache import PrefixCache
+from engine.request import BlockId, EngineRequest, RequestId
 from engine.scheduled_batch import Computed, ScheduledBatch
 from engine.sequence import Sequence, Status
 
 
 class Scheduler:
-    """See the module."""
+    """See the module. `cache` None: no prefix caching."""
 
     def __init__(
         self,
@@ -38,8 +41,10 @@ class Scheduler:
         token_budget: int,
         max_num_seqs: int,
         max_model_len: int,
+        cache: PrefixCache | None = None,
     ) -> None:
         self.pool = pool
+        self.holdings = Holdings(pool, cache)
         self.token_budget = token_budget
         self.max_num_seqs = min(max_num_seqs, token_budget)  # each decode needs a token a step
         # The oldest can always grow to its end, alone in the pool.
@@ -54,10 +59,6 @@ class Scheduler:
             Status.RUNNING: self._running,
             Status.AWAITING_KV: self._awaiting_kv,
         }
-        self.on_drained: Callable[[KVLease], None] = self.drained
-        """Called by the thread of a closed lease's last copy; has `drained` called on the engine
-        thread. Set by the engine loop."""
-        self._draining: set[KVLease] = set()  # closed, copies under way
 
     # ── requests come and go ──
 
@@ -89,17 +90,11 @@ class Scheduler:
         seq = self._get(request_id)
         if seq.status is not Status.AWAITING_KV:
             raise NotReserved(f"{request_id} is {seq.status.value}")
-        if seq.num_promised_blocks:
-            seq.block_table.extend(self.pool.redeem(seq.num_promised_blocks))
-            seq.num_promised_blocks = 0
-        return self.lease(request_id)
+        return self.holdings.claim(seq)
 
     def lease(self, request_id: RequestId) -> KVLease:
         """The right to copy, one per stay in the pool. Raises UnknownRequest."""
-        seq = self._get(request_id)
-        if seq.lease is None:
-            seq.lease = KVLease(request_id, seq.block_table, self.on_drained)
-        return seq.lease
+        return self.holdings.lease(self._get(request_id))
 
     def attach(self, request_id: RequestId, first_token_id: int | None) -> Sequence | None:
         """The prompt's KV is in the claimed blocks: it runs, from the next step on, or has
@@ -107,12 +102,13 @@ class Scheduler:
         a first token beside them is ignored; with neither, the last prompt token is computed again
         and sampled from."""
         seq = self._seqs.get(request_id)
-        if seq is None or seq.status is not Status.AWAITING_KV or not seq.block_table:
+        if seq is None or seq.status is not Status.AWAITING_KV or seq.num_promised_blocks:
             return None
         if first_token_id is not None and not seq.num_output_tokens:
             seq.append(first_token_id)
         seq.awaits_transfer = False
         seq.num_computed_tokens = min(seq.num_prompt_tokens, seq.num_tokens - 1)
+        self.holdings.name_computed(seq)
         self._awaiting_kv.remove(seq)
         insort(self._running, seq, key=_arrival)
         seq.status = Status.RUNNING
@@ -120,15 +116,10 @@ class Scheduler:
             self._end(seq)
         return seq
 
-    def drained(self, lease: KVLease) -> None:
-        """The last copy under a closed lease is over: its blocks are free."""
-        self._draining.remove(lease)
-        self.pool.land(lease.block_table)
-
     # ── steps ──
 
     def schedule(self) -> ScheduledBatch:
-        batch = ScheduledBatch(seqs=[], lost=[], reserved=[])
+        batch = ScheduledBatch(seqs=[], lost=[], reserved=[], hits=[])
         for seq in self._running.copy():
             is_running = seq.status is Status.RUNNING  # nobody older took its blocks in this loop
             if is_running and seq.num_uncomputed_tokens == 1 and self._grow(seq, batch):
@@ -151,6 +142,7 @@ class Scheduler:
             token_id = next(sampled) if seq.samples_next else None
             seq.num_computed_tokens += num_tokens
             seq.num_scheduled_tokens = 0
+            self.holdings.name_computed(seq)
             if token_id is not None:
                 seq.append(token_id)
             computed.append(Computed(seq, first_position, num_tokens, token_id))
@@ -182,12 +174,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Asserts that every block is where its sequence or lease says; O(num_blocks)."""
-        self.pool.check()
-        ledger = self.pool.ledger()
-        seqs = self._seqs.values()
-        assert ledger.held == sum(len(seq.block_table) for seq in seqs), ledger
-        assert ledger.promised == sum(seq.num_promised_blocks for seq in seqs), ledger
-        assert ledger.in_flight == sum(len(lease.block_table) for lease in self._draining), ledger
+        self.holdings.check(self._seqs.values())
 
     # ── room ──
 
@@ -197,35 +184,42 @@ class Scheduler:
         room = self.pool.available - sum(not seq.is_prefill_leg for seq in self._running)
         still_waiting: list[Sequence] = []
         for index, seq in enumerate(self._waiting):
-            need = self._num_blocks_needed(seq)
+            # Who only waits for the budget need not search again each step.
+            may_come = slots > 0 and (budget > 0 or seq.awaits_transfer)
+            hits = self.holdings.find(seq) if may_come else []
+            need = self.holdings.cost(seq, hits)
             if slots == 0 or need > room:
                 still_waiting += self._waiting[index:]
                 break
             slots, room = slots - 1, room - need
-            if seq.awaits_transfer:
-                self._reserve(seq, need, batch)
+            if seq.awaits_transfer and not self._is_full_hit(seq, hits):
+                self._reserve(seq, hits, batch)
             elif budget > 0:
-                seq.block_table.extend(self.pool.take(self.pool.blocks_for(seq.num_tokens)))
-                seq.status = Status.RUNNING
-                insort(self._running, seq, key=_arrival)
+                self._run(seq, hits, batch)
                 budget -= self._start(seq, budget, batch)
             else:
                 still_waiting.append(seq)
         self._waiting[:] = still_waiting
 
-    def _num_blocks_needed(self, seq: Sequence) -> int:
-        """For all present tokens, and one more if it will grow."""
-        need = self.pool.blocks_for(seq.num_tokens)
-        if seq.is_prefill_leg:
-            return need
-        return min(need + 1, self.pool.blocks_for(seq.max_num_tokens))
+    def _is_full_hit(self, seq: Sequence, hits: list[BlockId]) -> bool:
+        """All of its prompt that a cache of whole blocks can have, for one token is left to
+        compute: that takes less time than asking another worker."""
+        num_missing = seq.num_prompt_tokens - len(hits) * self.pool.block_size
+        return bool(hits) and num_missing <= self.pool.block_size
 
-    def _reserve(self, seq: Sequence, num_blocks: int, batch: ScheduledBatch) -> None:
-        self.pool.promise(num_blocks)
-        seq.num_promised_blocks = num_blocks
+    def _reserve(self, seq: Sequence, hits: list[BlockId], batch: ScheduledBatch) -> None:
+        self.holdings.reserve(seq, hits)
         seq.status = Status.AWAITING_KV
         insort(self._awaiting_kv, seq, key=_arrival)
         batch.reserved.append(seq)
+
+    def _run(self, seq: Sequence, hits: list[BlockId], batch: ScheduledBatch) -> None:
+        self.holdings.admit(seq, hits)
+        seq.awaits_transfer = False
+        seq.status = Status.RUNNING
+        insort(self._running, seq, key=_arrival)
+        if hits:
+            batch.hits.append(seq)
 
     def _start(self, seq: Sequence, budget: int, batch: ScheduledBatch) -> int:
         seq.num_scheduled_tokens = min(seq.num_uncomputed_tokens, budget)
@@ -242,7 +236,7 @@ class Scheduler:
             if victim is None:
                 return False
             self._give_way(victim, batch)
-        seq.block_table.extend(self.pool.take(1))
+        self.holdings.grow(seq)
         return True
 
     def _youngest(self, than: Sequence) -> Sequence | None:
@@ -257,6 +251,7 @@ class Scheduler:
             batch.lost.append(victim)
         else:
             self.num_preemptions += 1
+            victim.was_preempted = True
         self._release(victim)
         victim.status = Status.WAITING
         insort(self._waiting, victim, key=_arrival)
@@ -267,19 +262,11 @@ class Scheduler:
         del self._seqs[seq.request_id]
 
     def _release(self, seq: Sequence) -> None:
-        """The one way out: leaves its queue and gives back blocks or promise."""
+        """The one way out: leaves its queue and gives back what it holds."""
         queue = self._queues.get(seq.status)
         if queue is not None:
             queue.remove(seq)
-        self.pool.withdraw(seq.num_promised_blocks)
-        seq.num_promised_blocks = 0
-        lease, seq.lease = seq.lease, None
-        block_ids = seq.drop_blocks()
-        if lease is None or lease.close():
-            self.pool.free(block_ids)
-        else:
-            self.pool.leave_in_flight(block_ids)
-            self._draining.add(lease)
+        self.holdings.release(seq)
 
     def _get(self, request_id: RequestId) -> Sequence:
         seq = self._seqs.get(request_id)

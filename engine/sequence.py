@@ -5,7 +5,8 @@
 
 There are no phases: a step computes some of the tokens that are not computed yet, and samples
 when none is left. A prompt, a resumed tail and a preempted sequence are all uncomputed tokens; a
-transfer moves `num_computed_tokens` over the prompt. Engine thread only; no tensors.
+hit in the prefix cache lets `num_computed_tokens` start behind it, and a transfer moves it over the
+prompt. Engine thread only; no tensors.
 """
 
 from enum import Enum
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from engine.kv_lease import KVLease
 from engine.request import BlockId, EngineRequest, FinishReason, Leg
+from runtime.block_hash import BlockHash
 
 
 class Status(Enum):
@@ -38,6 +40,7 @@ class Sequence:
         "_num_block_ids",
         "arrival",
         "awaits_transfer",
+        "block_hashes",
         "block_table",
         "end_token_ids",
         "finish_reason",
@@ -45,7 +48,9 @@ class Sequence:
         "is_prefill_leg",
         "lease",
         "max_num_tokens",
+        "num_cached_tokens",
         "num_computed_tokens",
+        "num_named_blocks",
         "num_promised_blocks",
         "num_prompt_tokens",
         "num_scheduled_tokens",
@@ -55,6 +60,7 @@ class Sequence:
         "status",
         "submitted_ns",
         "token_ids",
+        "was_preempted",
     )
 
     def __init__(
@@ -93,6 +99,13 @@ class Sequence:
         self.block_table: list[BlockId] = []
         """A new list after each time the blocks were given up: an old lease keeps the old one."""
         self.num_promised_blocks = 0
+        self.num_cached_tokens = 0
+        """Found in the prefix cache when it last came in; whole blocks."""
+        self.num_named_blocks = 0
+        """So many of the first blocks were offered to the prefix cache, or came from it."""
+        self.block_hashes: list[BlockHash] = []
+        """Of its first full blocks, as far as anybody has asked; kept over preemptions."""
+        self.was_preempted = False
         self.lease: KVLease | None = None
         """Open while it may copy into or out of `block_table`."""
         self._block_ids: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -146,6 +159,6 @@ class Sequence:
     def drop_blocks(self) -> list[BlockId]:
         """The block table, which is not this sequence's any more; nothing is computed now."""
         dropped, self.block_table = self.block_table, []
-        self._num_block_ids = 0
+        self._num_block_ids = self.num_named_blocks = self.num_cached_tokens = 0
         self.num_computed_tokens = self.num_scheduled_tokens = 0
         return dropped

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from engine.block_pool import BlockLedger
 from engine.scheduled_batch import Computed
 from engine.scheduler import Scheduler
+from engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,9 @@ class EngineStats:
     prompt_tokens_computed: int
     prompt_tokens_received: int
     """Attached: their KV was computed by another worker."""
+    prompt_tokens_hit: int
+    """Found in the prefix cache: neither computed nor received, again after a preemption
+    included."""
     output_tokens_computed: int
     """Each output token but the last is computed once; those of resumed and preempted sequences
     again."""
@@ -42,6 +46,7 @@ class StepCounters:
         self._steps = 0
         self._prompt_tokens = 0
         self._prompt_tokens_received = 0
+        self._prompt_tokens_hit = 0
         self._output_tokens = 0
         self._tokens_sampled = 0
 
@@ -55,9 +60,15 @@ class StepCounters:
             self._output_tokens += num_tokens - num_prompt
             self._tokens_sampled += token_id is not None
 
-    def count_received(self, num_tokens: int) -> None:
-        """A prompt attached."""
-        self._prompt_tokens_received += num_tokens
+    def count_attached(self, seq: Sequence) -> None:
+        """The rest of its prompt came by a transfer."""
+        self._prompt_tokens_hit += seq.num_cached_tokens
+        self._prompt_tokens_received += seq.num_prompt_tokens - seq.num_cached_tokens
+
+    def count_hits(self, seqs: Iterable[Sequence]) -> None:
+        """They run behind a cached prefix."""
+        for seq in seqs:
+            self._prompt_tokens_hit += min(seq.num_cached_tokens, seq.num_prompt_tokens)
 
     def snapshot(self, scheduler: Scheduler) -> EngineStats:
         return EngineStats(
@@ -67,6 +78,7 @@ class StepCounters:
             blocks=scheduler.pool.ledger(),
             prompt_tokens_computed=self._prompt_tokens,
             prompt_tokens_received=self._prompt_tokens_received,
+            prompt_tokens_hit=self._prompt_tokens_hit,
             output_tokens_computed=self._output_tokens,
             tokens_sampled=self._tokens_sampled,
             preemptions=scheduler.num_preemptions,

@@ -2,16 +2,32 @@
 
 from collections.abc import Iterable
 
-from engine.request import ChunkComputed, EngineEvent, ReservationLost, Reserved, TokensOut
+from engine.request import (
+    ChunkComputed,
+    EngineEvent,
+    PrefixHit,
+    ReservationLost,
+    Reserved,
+    TokensOut,
+)
 from engine.scheduled_batch import Computed, ScheduledBatch
 from engine.sequence import Sequence
 
 
 def events_before_step(batch: ScheduledBatch, now_ns: int) -> list[EngineEvent]:
-    """Room lost and found. A request that lost it may have found it again."""
+    """Room lost and found, prefixes found. A request that lost room may have found it again; one
+    that was preempted finds what it has computed itself, which is no news."""
     return [
         *(ReservationLost(seq.request_id) for seq in batch.lost),
-        *(Reserved(seq.request_id, now_ns - seq.submitted_ns) for seq in batch.reserved),
+        *(
+            Reserved(seq.request_id, now_ns - seq.submitted_ns, seq.num_cached_tokens)
+            for seq in batch.reserved
+        ),
+        *(
+            PrefixHit(seq.request_id, seq.num_cached_tokens, now_ns - seq.submitted_ns)
+            for seq in batch.hits
+            if not seq.was_preempted
+        ),
     ]
 
 

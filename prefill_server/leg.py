@@ -1,7 +1,8 @@
 """One prefill leg: the life of a `Prefill` call.
 
 1. The request goes to the engine; shipping starts at once, so that connecting overlaps computing.
-2. Each computed chunk extends what may leave; the fabric packs it from the engine's blocks.
+2. A cached prefix, then each computed chunk, extends what may leave; the fabric packs it from the
+   engine's blocks. What decode has cached itself is not in the ticket.
 3. Token 0 goes to the router as soon as it is sampled, and into the COMMIT frame. If it ends the
    sample there is nothing left to decode: the transfer is dropped.
 4. When the last slot is free again `Shipped` tells the timings, and the leg holds nothing.
@@ -23,6 +24,7 @@ from engine.request import (
     EngineEvent,
     EngineRequest,
     FinishReason,
+    PrefixHit,
     RequestFailed,
     TokensOut,
 )
@@ -83,6 +85,7 @@ class PrefillLeg:
         self._mailbox: Mailbox[EngineEvent | ShipDone] = Mailbox()
         self._outgoing: Outgoing | None = None
         self._timings = pb.Timings()
+        self._num_cached_tokens = 0
         self._is_over = False
         self._turns_seen = -1
 
@@ -105,6 +108,9 @@ class PrefillLeg:
         match item:
             case None:
                 return self._heartbeat()
+            case PrefixHit():
+                self._on_prefix_hit(item)
+                return []
             case ChunkComputed():
                 self._on_chunk(item)
                 return []
@@ -126,6 +132,11 @@ class PrefillLeg:
         self._turns_seen = turns
         return [pb.PrefillEvent(heartbeat=pb.Heartbeat())]
 
+    def _on_prefix_hit(self, hit: PrefixHit) -> None:
+        self._num_cached_tokens = hit.num_cached_tokens
+        if self._outgoing is not None:
+            self._outgoing.extend(hit.num_cached_tokens)
+
     def _on_chunk(self, chunk: ChunkComputed) -> None:
         if self._outgoing is not None:
             self._outgoing.extend(chunk.num_computed_tokens)
@@ -142,6 +153,7 @@ class PrefillLeg:
             sample=self._request.sample,
             token_id=token_id,
             finish_reason=FINISH_REASONS[tokens.finish_reason],
+            num_cached_tokens=self._num_cached_tokens,
         )
         if tokens.finish_reason is None:
             self._commit(pb.Commit(first_tokens=[first]))

@@ -148,6 +148,7 @@ class GenerateRequest(_message.Message):
     LOCAL_PREFILL_FIELD_NUMBER: _builtins.int
     LOCAL_PREFILL_REASON_FIELD_NUMBER: _builtins.int
     REMAINING_MS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """made by the router, one per prompt"""
     local_prefill: _builtins.bool
@@ -156,6 +157,8 @@ class GenerateRequest(_message.Message):
     """a word for the metric: colocated, no_prefill_worker, …"""
     remaining_ms: _builtins.int
     """time left for the whole request; 0 is no limit"""
+    cache_salt: _builtins.str
+    """requests with different ones never share cached KV"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -174,10 +177,11 @@ class GenerateRequest(_message.Message):
         local_prefill: _builtins.bool = ...,
         local_prefill_reason: _builtins.str = ...,
         remaining_ms: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_prefill", b"local_prefill", "local_prefill_reason", b"local_prefill_reason", "prompt_token_ids", b"prompt_token_ids", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "local_prefill", b"local_prefill", "local_prefill_reason", b"local_prefill_reason", "prompt_token_ids", b"prompt_token_ids", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -193,10 +197,12 @@ class GenerateEvent(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def reserved(self) -> Global___KVTicket:
-        """room is promised; possibly again, with another ticket"""
+        """room is promised; possibly again, with another ticket; never, if"""
 
     @_builtins.property
-    def tokens(self) -> Global___Tokens: ...
+    def tokens(self) -> Global___Tokens:
+        """the prefix cache has the whole prompt: then tokens follow at once"""
+
     @_builtins.property
     def finished(self) -> Global___Finished:
         """the last event of a stream that ends well"""
@@ -246,7 +252,7 @@ class KVTicket(_message.Message):
     fingerprint: _builtins.bytes
     """what KV means there; must equal the sender's"""
     first_token: _builtins.int
-    """first prompt position whose KV is needed"""
+    """first prompt position whose KV is needed: the rest is cached there"""
     num_tokens: _builtins.int
     """prompt length: KV of [first_token, num_tokens) is needed"""
     block_size: _builtins.int
@@ -282,9 +288,14 @@ class Tokens(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     sample: _builtins.int
     first_index: _builtins.int
     """output index of token_ids[0]"""
+    num_cached_tokens: _builtins.int
+    """With output index 0 only: prompt tokens whose KV a worker had before the request came, whole
+    blocks. The larger of the two workers' hits, as far as decode knows; 0 is none.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -293,10 +304,11 @@ class Tokens(_message.Message):
         sample: _builtins.int = ...,
         first_index: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "sample", b"sample", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "num_cached_tokens", b"num_cached_tokens", "sample", b"sample", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,9 +403,12 @@ class PrefillRequest(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     REMAINING_MS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     remaining_ms: _builtins.int
     """time left for the whole request; 0 is no limit"""
+    cache_salt: _builtins.str
+    """as in GenerateRequest"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -415,10 +430,11 @@ class PrefillRequest(_message.Message):
         samples: _abc.Iterable[Global___Sample] | None = ...,
         ticket: Global___KVTicket | None = ...,
         remaining_ms: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_token_ids", b"prompt_token_ids", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "prompt_token_ids", b"prompt_token_ids", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -467,20 +483,24 @@ class FirstToken(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     sample: _builtins.int
     token_id: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """set when token 0 ends the sample: nothing more is shipped"""
+    num_cached_tokens: _builtins.int
+    """prompt tokens that the prefix cache here had, whole blocks"""
     def __init__(
         self,
         *,
         sample: _builtins.int = ...,
         token_id: _builtins.int = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
+        num_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "sample", b"sample", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "num_cached_tokens", b"num_cached_tokens", "sample", b"sample", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -675,7 +695,7 @@ Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
 
 @_typing.final
 class BlockLedger(_message.Message):
-    """free + held + in_flight + promised = num_blocks, always."""
+    """free + cached + held + in_flight + promised = num_blocks, always."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -683,6 +703,7 @@ class BlockLedger(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     PROMISED_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
     free: _builtins.int
     held: _builtins.int
     """referenced by a sequence"""
@@ -690,6 +711,8 @@ class BlockLedger(_message.Message):
     """owned by nobody, but a copy is under way"""
     promised: _builtins.int
     """taken by no id yet, but spoken for"""
+    cached: _builtins.int
+    """nobody's, with KV that a prompt may find again; as good as free"""
     def __init__(
         self,
         *,
@@ -697,10 +720,11 @@ class BlockLedger(_message.Message):
         held: _builtins.int = ...,
         in_flight: _builtins.int = ...,
         promised: _builtins.int = ...,
+        cached: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free", b"free", "held", b"held", "in_flight", b"in_flight", "promised", b"promised"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "held", b"held", "in_flight", b"in_flight", "promised", b"promised"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from router.exchange import Reply
 from router.generation import Piece
 from router.request import ValidRequest
-from router.responses import Format, Usage, WholeChoice
+from router.responses import Format, PromptTokensDetails, Usage, WholeChoice
 
 
 async def answer(
@@ -57,8 +57,10 @@ async def _stream(
 def _usage(request: ValidRequest, last: dict[int, Piece]) -> Usage:
     num_prompt = request.num_prompt_tokens
     num_output = sum(piece.num_tokens for piece in last.values())
+    num_cached = sum(piece.num_cached_tokens for piece in last.values())
     return Usage(
         prompt_tokens=num_prompt,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
         completion_tokens=num_output,
         total_tokens=num_prompt + num_output,
     )

@@ -55,6 +55,7 @@ async def _run_stream(
             if event.HasField("reserved"):
                 await legs.start(event.reserved)
             elif event.HasField("tokens"):
+                progress.note_cached(event.tokens.num_cached_tokens)
                 progress.accept(event.tokens.first_index, event.tokens.token_ids)
             elif event.HasField("finished"):
                 reason = FINISH_REASONS[event.finished.reason]

@@ -9,7 +9,7 @@ The deadline of the request stands over all of it. `stop` ends every prompt with
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from router.config import RouterConfig
@@ -59,17 +59,24 @@ class Dispatcher:
             raise NoWorkerReady(wait_s)
         return length
 
-    async def run(self, prompt: ValidPrompt, deliver: Deliver) -> None:
-        """Delivers the answer's tokens, the last with its finish reason. Raises ApiError."""
+    async def run(
+        self,
+        prompt: ValidPrompt,
+        deliver: Deliver,
+        note_cached: Callable[[int], None] = lambda num_tokens: None,
+    ) -> None:
+        """Delivers the answer's tokens, the last with its finish reason. Raises ApiError.
+        `note_cached` hears how many prompt tokens a worker had cached, if any."""
         timeout_s = self._config.request_timeout_s
-        progress = Progress(prompt, deliver, asyncio.get_running_loop().time() + timeout_s)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        progress = Progress(prompt, deliver, deadline, note_cached)
         try:
-            async with asyncio.timeout(0 if self._is_stopping else timeout_s) as deadline:
-                self._deadlines.add(deadline)
+            async with asyncio.timeout(0 if self._is_stopping else timeout_s) as timeout:
+                self._deadlines.add(timeout)
                 try:
                     await self._run(progress)
                 finally:
-                    self._deadlines.discard(deadline)
+                    self._deadlines.discard(timeout)
         except TimeoutError as error:
             raise (ShuttingDown() if self._is_stopping else RequestTimedOut(timeout_s)) from error
 

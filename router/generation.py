@@ -27,6 +27,8 @@ class Piece:
     """Empty only in a choice's last piece."""
     num_tokens: int
     """Output tokens of the choice so far."""
+    num_cached_tokens: int
+    """Prompt tokens of the choice that a worker had cached."""
     finish_reason: FinishReason | None
     """Set in the last piece of a choice, and only there."""
 
@@ -48,6 +50,10 @@ class Choice:
         self._timer = timer
         self._emit = emit
         self._num_tokens = 0
+        self._num_cached_tokens = 0
+
+    def note_cached(self, num_tokens: int) -> None:
+        self._num_cached_tokens = num_tokens
 
     def deliver(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> bool:
         before = self._num_tokens
@@ -61,7 +67,8 @@ class Choice:
         if finish_reason is not None:
             self._timer.finished()
         if text or finish_reason is not None:
-            self._emit(Piece(self._index, text, self._num_tokens, finish_reason))
+            counts = self._num_tokens, self._num_cached_tokens
+            self._emit(Piece(self._index, text, *counts, finish_reason))
         return finish_reason is None
 
     def _push_all(self, token_ids: Sequence[int]) -> str:
@@ -120,7 +127,7 @@ async def _run_all(
     try:
         async with asyncio.TaskGroup() as group:
             for prompt, choice in zip(request.prompts, choices, strict=True):
-                group.create_task(dispatcher.run(prompt, choice.deliver))
+                group.create_task(dispatcher.run(prompt, choice.deliver, choice.note_cached))
     except* Exception as failures:  # noqa: BLE001 (raised again where the pieces are awaited)
         outbox.put_nowait(_first(failures))
 

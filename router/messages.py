@@ -24,6 +24,7 @@ def generate_request(progress: Progress, local_prefill_reason: str | None) -> pb
         local_prefill=local_prefill_reason is not None,
         local_prefill_reason=local_prefill_reason or "",
         remaining_ms=_remaining_ms(progress),
+        cache_salt=prompt.cache_salt,
     )
 
 
@@ -40,6 +41,7 @@ def prefill_request(
         samples=[pb.Sample(output_token_ids=output_token_ids)],
         ticket=ticket,
         remaining_ms=_remaining_ms(progress),
+        cache_salt=prompt.cache_salt,
     )
 
 

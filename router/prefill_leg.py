@@ -40,6 +40,8 @@ async def run_prefill(
                 if event.HasField("first_token"):
                     first = event.first_token
                     reason = FINISH_REASONS[first.finish_reason]
+                    if not progress.token_ids:  # a later leg may hit what an earlier one computed
+                        progress.note_cached(first.num_cached_tokens)
                     progress.accept(0, [first.token_id], reason)
                 elif event.HasField("shipped"):
                     return

@@ -16,7 +16,13 @@ Deliver = Callable[[Sequence[int], FinishReason | None], bool]
 
 
 class Progress:
-    def __init__(self, prompt: ValidPrompt, deliver: Deliver, deadline: float) -> None:
+    def __init__(
+        self,
+        prompt: ValidPrompt,
+        deliver: Deliver,
+        deadline: float,
+        note_cached: Callable[[int], None] = lambda num_tokens: None,
+    ) -> None:
         self.prompt = prompt
         self.token_ids: list[int] = []
         """Delivered so far; index 0 is the first output token."""
@@ -28,11 +34,20 @@ class Progress:
         left, and after it has told its status again."""
         self._deliver = deliver
         self._deadline = deadline
+        self._note_cached = note_cached
+        self._num_cached_tokens = 0
 
     @property
     def remaining_s(self) -> float:
         """Until the deadline; at least a millisecond, because 0 is no limit on the wire."""
         return max(0.001, self._deadline - asyncio.get_running_loop().time())
+
+    def note_cached(self, num_tokens: int) -> None:
+        """So many prompt tokens were found in a worker's prefix cache; the largest number counts.
+        To be told before the tokens that it came with."""
+        if num_tokens > self._num_cached_tokens:
+            self._num_cached_tokens = num_tokens
+            self._note_cached(num_tokens)
 
     def accept(
         self, first_index: int, token_ids: Sequence[int], finish_reason: FinishReason | None = None

@@ -42,6 +42,8 @@ class ValidPrompt:
     request_id: RequestId
     token_ids: tuple[int, ...]
     sampling: SamplingParams
+    cache_salt: str = ""
+    """Prompts with different ones never share cached KV."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,13 @@ class TextChoice(BaseModel):
     finish_reason: Reason | None
 
 
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens: int
     total_tokens: int
 

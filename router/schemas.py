@@ -93,6 +93,7 @@ class RequestBody(_Strict):
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 0
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     @classmethod
     def parse(cls, body: JSONObject) -> Self:

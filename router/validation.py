@@ -64,7 +64,8 @@ class Validator:
             room = _room(token_ids, max_tokens, max_model_len)
             wanted = max_tokens or min(default_max_tokens or room, room)
             prompt_id = RequestId(f"{request_id}-{index}")
-            valid.append(ValidPrompt(prompt_id, token_ids, _sampling(body, wanted)))
+            sampling, salt = _sampling(body, wanted), body.cache_salt or ""
+            valid.append(ValidPrompt(prompt_id, token_ids, sampling, salt))
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         options = body.stream_options
         return ValidRequest(

@@ -46,11 +46,18 @@ class Worker:
         self._decode_metrics = DecodeMetrics(self.registry, stages)
 
     def request(
-        self, leg: Leg, prompt: Sequence[int], max_tokens: int, outputs: Sequence[int] = ()
+        self,
+        leg: Leg,
+        prompt: Sequence[int],
+        max_tokens: int,
+        outputs: Sequence[int] = (),
+        cache_salt: str = "",
     ) -> EngineRequest:
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         request_id = RequestId(f"request-{next(self._serial)}")
-        return EngineRequest(request_id, leg, tuple(prompt), sampling, tuple(outputs))
+        return EngineRequest(
+            request_id, leg, tuple(prompt), sampling, tuple(outputs), cache_salt=cache_salt
+        )
 
     def decode_leg(
         self,
@@ -59,8 +66,10 @@ class Worker:
         outputs: Sequence[int] = (),
         *,
         local: bool = False,
+        cache_salt: str = "",
     ) -> DecodeLeg:
-        request = self.request(Leg.LOCAL if local else Leg.DECODE, prompt, max_tokens, outputs)
+        role = Leg.LOCAL if local else Leg.DECODE
+        request = self.request(role, prompt, max_tokens, outputs, cache_salt)
         return DecodeLeg(
             self.loop_side,
             self.fabric,
@@ -75,8 +84,9 @@ class Worker:
         max_tokens: int,
         ticket: pb.KVTicket | None,
         outputs: Sequence[int] = (),
+        cache_salt: str = "",
     ) -> PrefillLeg:
-        request = self.request(Leg.PREFILL, prompt, max_tokens, outputs)
+        request = self.request(Leg.PREFILL, prompt, max_tokens, outputs, cache_salt)
         return PrefillLeg(
             self.loop_side,
             self.fabric,
@@ -94,7 +104,7 @@ class Worker:
     def _is_idle(self) -> bool:
         engine, fabric = self.engine.stats(), self.fabric.stats()
         return (
-            engine.blocks.free == self.engine.num_blocks
+            engine.blocks.unused == self.engine.num_blocks
             and not engine.waiting + engine.running + engine.awaiting_kv
             and not fabric.send_slots_used + fabric.recv_slots_used
             and not fabric.expected_transfers + fabric.outgoing_transfers

@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 
@@ -26,8 +27,9 @@ class Relay:
     decode: Worker
 
     async def expected(self, prompt: list[int], max_tokens: int) -> list[int]:
-        """By the decode engine alone."""
-        with running_leg(self.decode.decode_leg(prompt, max_tokens, local=True)) as (events, task):
+        """By the decode engine alone; it finds nothing cached, and leaves nothing to be found."""
+        leg = self.decode.decode_leg(prompt, max_tokens, local=True, cache_salt=token_hex())
+        with running_leg(leg) as (events, task):
             await task
             return events.token_ids
 
@@ -193,7 +195,8 @@ async def test_cancelled_legs_hold_nothing(relay: Relay) -> None:
     """At any moment: before a frame, in mid transfer, after it."""
     for num_frames in (0, 1, 5, 12):
         received = relay.decode.fabric.stats().received_frames
-        with running_leg(relay.decode.decode_leg(PROMPT, 50)) as (events, task):
+        salt = token_hex()
+        with running_leg(relay.decode.decode_leg(PROMPT, 50, cache_salt=salt)) as (events, task):
             leg = relay.prefill.prefill_leg(PROMPT, 50, await ticket(events))
             prefill = asyncio.create_task(run_prefill(leg))
             await frames_received(relay, received + num_frames)
@@ -214,7 +217,10 @@ async def test_lost_room_is_found_again(tiny_llama: Path) -> None:
         relay = Relay(prefill, decode)
         expected = await relay.expected(long, 4)
         with (
-            running_leg(decode.decode_leg(short, 200, local=True)) as (old, old_task),
+            running_leg(decode.decode_leg(short, 200, local=True, cache_salt="old")) as (
+                old,
+                old_task,
+            ),
             running_leg(decode.decode_leg(long, 4)) as (events, task),
         ):
             await ticket(events)

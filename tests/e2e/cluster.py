@@ -245,7 +245,7 @@ class Cluster:
         idle_tasks = self._idle_tasks.setdefault(f"{worker.name}/{worker.pid}", tasks)
         living = sum(1 for other in self.workers if other.is_running and other is not worker)
         counts = {
-            "blocks": status.num_blocks - status.blocks.free,
+            "blocks": status.num_blocks - status.blocks.free - status.blocks.cached,
             "send slots": status.fabric.send_slots_used,
             "recv slots": status.fabric.recv_slots_used,
             "transfers": status.fabric.transfers,

@@ -57,7 +57,7 @@ def prompt_of(seed: int, length: int = NUM_PROMPT) -> list[int]:
 async def undisturbed(cluster: Cluster, prompt: list[int], num_outputs: int) -> list[int]:
     """The answer of one engine."""
     async with token_client([], of_role(cluster, "decode"), mode="colocated") as client:
-        return await client.generate(prompt, num_outputs)
+        return await client.generate(prompt, num_outputs, cache_salt="undisturbed")
 
 
 @asynccontextmanager

@@ -33,6 +33,7 @@ class TokenClient:
         top_p: float = 1.0,
         seed: int = 0,
         ignore_eos: bool = True,
+        cache_salt: str = "",
     ) -> list[int]:
         sampling = SamplingParams(
             max_tokens=max_tokens,
@@ -50,7 +51,8 @@ class TokenClient:
             tokens.extend(token_ids)
             return True
 
-        await self._dispatcher.run(ValidPrompt(request_id, tuple(prompt), sampling), deliver)
+        valid = ValidPrompt(request_id, tuple(prompt), sampling, cache_salt)
+        await self._dispatcher.run(valid, deliver)
         return tokens
 
     def retries(self, leg: str) -> float:

@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.block_pool import BlockLedger, BlockPool
+from engine.block_pool import BlockPool
 from engine.engine_loop import EngineLoop
+from engine.prefix_cache import PrefixCache
 from engine.request import EngineRequest, Reserved
 from engine.scheduler import Scheduler
 from tests.engine.fake_runner import FakeRunner
@@ -24,7 +25,7 @@ class Rig:
         """All blocks come home, and the loop finds that nothing leaked."""
         deadline = time.monotonic() + DEADLINE_S
         turns = self.loop.stats().turns
-        while self.loop.stats().blocks != BlockLedger(self.loop.num_blocks, 0, 0, 0) or (
+        while self.loop.stats().blocks.unused != self.loop.num_blocks or (
             self.loop.stats().turns < turns + 2
         ):
             assert self.loop.failure is None
@@ -42,9 +43,16 @@ class Rig:
         return [int(block_id) for block_id in lease.block_table]
 
 
-def build_rig(num_blocks: int = 64, token_budget: int = 16, max_num_seqs: int = 8) -> Rig:
+def build_rig(
+    num_blocks: int = 64,
+    token_budget: int = 16,
+    max_num_seqs: int = 8,
+    prefix_caching: bool = False,
+) -> Rig:
     listener, runner = Listener(), FakeRunner(block_size=4)
-    scheduler = Scheduler(BlockPool(num_blocks, 4), token_budget, max_num_seqs, 1000)
+    pool = BlockPool(num_blocks, 4)
+    cache = PrefixCache(pool, b"fingerprint") if prefix_caching else None
+    scheduler = Scheduler(pool, token_budget, max_num_seqs, 1000, cache)
     return Rig(EngineLoop(scheduler, runner, listener, heartbeat_s=0.05), runner, listener)
 
 

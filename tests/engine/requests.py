@@ -16,6 +16,7 @@ def make_request(
     seed: int = 0,
     stop: frozenset[int] = frozenset(),
     ignore_eos: bool = False,
+    cache_salt: str = "",
 ) -> EngineRequest:
     return EngineRequest(
         request_id=RequestId(name),
@@ -31,4 +32,5 @@ def make_request(
             ignore_eos=ignore_eos,
         ),
         output_token_ids=outputs,
+        cache_salt=cache_salt,
     )

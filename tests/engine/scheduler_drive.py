@@ -1,11 +1,12 @@
 """Drives a scheduler as an engine and its services would, and checks it after every move."""
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from engine.block_pool import BlockPool
 from engine.errors import NotReserved, UnknownRequest
 from engine.kv_lease import KVLease
-from engine.request import EngineRequest, FinishReason, Leg, RequestId
+from engine.prefix_cache import PrefixCache
+from engine.request import BlockId, EngineRequest, FinishReason, Leg, RequestId
 from engine.scheduled_batch import Computed, ScheduledBatch
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, Status
@@ -27,7 +28,9 @@ class Drive:
     ended: dict[RequestId, FinishReason | None] = field(default_factory=dict)
     """None: aborted or released."""
     copies: list[Copy] = field(default_factory=list)
-    last: ScheduledBatch = field(default_factory=lambda: ScheduledBatch([], [], []))
+    kv: dict[tuple[BlockId, int], int] = field(default_factory=dict)
+    """What computing and transfers wrote, by (block, offset): the token id."""
+    last: ScheduledBatch = field(default_factory=lambda: ScheduledBatch([], [], [], []))
 
     @classmethod
     def build(
@@ -37,9 +40,11 @@ class Drive:
         token_budget: int = 8,
         max_num_seqs: int = 8,
         max_model_len: int = 1000,
+        prefix_caching: bool = False,
     ) -> "Drive":
         pool = BlockPool(num_blocks, block_size)
-        return cls(Scheduler(pool, token_budget, max_num_seqs, max_model_len))
+        cache = PrefixCache(pool, b"fingerprint") if prefix_caching else None
+        return cls(Scheduler(pool, token_budget, max_num_seqs, max_model_len, cache))
 
     def submit(self, request: EngineRequest) -> Sequence:
         self.scheduler.check_fits(request)
@@ -55,6 +60,8 @@ class Drive:
         decodes = [s for s in before if s.num_uncomputed_tokens == 1]
         self.last = batch = self.scheduler.schedule()
         self._judge(batch, decodes)
+        for seq in batch.seqs:
+            self._write(seq, seq.num_computed_tokens, seq.num_scheduled_tokens)
         computed = self.scheduler.update(batch, [9] * sum(s.samples_next for s in batch.seqs))
         for done in computed:
             if done.seq.status is Status.ENDED:
@@ -104,20 +111,38 @@ class Drive:
         copy.lease.exit()
         self.check()
 
-    def attach(self, seq: Sequence) -> None:
+    def attach(self, seq: Sequence, *, has_first_token: bool = True) -> None:
         """With a first token, unless outputs were delivered."""
-        token_id = None if seq.request.output_token_ids else 9
+        token_id = 9 if has_first_token and not seq.request.output_token_ids else None
+        if seq.status is Status.AWAITING_KV and not seq.num_promised_blocks:
+            self._write(seq, seq.num_computed_tokens, seq.num_prompt_tokens)
         attached = self.scheduler.attach(seq.request_id, token_id)
         if attached is not None and attached.status is Status.ENDED:
             self._ends(seq.request_id, attached.finish_reason)
         self.check()
 
+    def _write(self, seq: Sequence, first: int, num_tokens: int) -> None:
+        """KV of tokens from `first` on comes into its blocks."""
+        size = self.scheduler.pool.block_size
+        for position in range(first, min(first + num_tokens, seq.num_tokens)):
+            slot = seq.block_table[position // size], position % size
+            self.kv[slot] = int(seq.token_ids[position])
+
+    def _check_kv(self, seq: Sequence) -> None:
+        """All that it takes for computed is its own tokens' KV, shared or not."""
+        size = self.scheduler.pool.block_size
+        for position in range(seq.num_computed_tokens):
+            slot = seq.block_table[position // size], position % size
+            assert self.kv[slot] == seq.token_ids[position], (seq.request_id, position)
+
     def check(self) -> None:
         self.scheduler.check()
+        for seq in self.scheduler.seqs:
+            self._check_kv(seq)
         ledger = self.scheduler.pool.ledger()
-        total = ledger.free + ledger.held + ledger.in_flight + ledger.promised
-        assert total == self.scheduler.pool.num_blocks
-        assert min(ledger.free, ledger.held, ledger.in_flight, ledger.promised) >= 0
+        assert sum(astuple(ledger)) == self.scheduler.pool.num_blocks
+        assert min(astuple(ledger)) >= 0
+        assert ledger.unused == self.scheduler.pool.available
         live = [s for s in self.seqs.values() if s.status is not Status.ENDED]
         assert self.scheduler.seqs == live
         for count, status in (
@@ -129,5 +154,5 @@ class Drive:
 
     def check_empty(self) -> None:
         ledger = self.scheduler.pool.ledger()
-        assert ledger.free == self.scheduler.pool.num_blocks, ledger
+        assert ledger.unused == self.scheduler.pool.num_blocks, ledger
         assert not self.scheduler.seqs

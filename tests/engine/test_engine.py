@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ class Rig:
 
 
 @contextmanager
-def running(folder: Path, **settings: int) -> Iterator[Rig]:
+def running(folder: Path, **settings: Any) -> Iterator[Rig]:
     """An engine in float32; at the end all its blocks are free."""
     listener = Listener()
     config = EngineConfig(
@@ -69,7 +70,7 @@ def running(folder: Path, **settings: int) -> Iterator[Rig]:
     engine.start()
     try:
         yield Rig(engine, listener)
-        wait_until(lambda: engine.stats().blocks.free == engine.num_blocks)
+        wait_until(lambda: engine.stats().blocks.unused == engine.num_blocks)
         assert engine.failure is None
     finally:
         engine.stop()

@@ -62,7 +62,7 @@ def test_a_fatal_step_fails_everything_once_and_stops_the_engine(rig: Rig) -> No
     assert isinstance(claim.exception(DEADLINE_S), UnknownRequest)
     rig.loop.stop()
     assert isinstance(rig.loop.failure, ValueError)
-    assert rig.loop.stats().blocks.free == rig.loop.num_blocks
+    assert rig.loop.stats().blocks.unused == rig.loop.num_blocks
     with pytest.raises(EngineStopped):
         rig.loop.submit(make_request("late"))
     with pytest.raises(EngineStopped):
@@ -82,7 +82,7 @@ def test_a_listener_that_fails_stops_the_engine() -> None:
     rig.loop.submit(make_request())
     wait_until(lambda: rig.loop.failure is not None)
     rig.loop.stop()
-    assert rig.loop.stats().blocks.free == rig.loop.num_blocks
+    assert rig.loop.stats().blocks.unused == rig.loop.num_blocks
 
 
 def test_stop_fails_what_is_left_and_can_be_repeated(rig: Rig) -> None:
@@ -96,7 +96,7 @@ def test_stop_fails_what_is_left_and_can_be_repeated(rig: Rig) -> None:
         failed = rig.listener.of(RequestFailed, RequestId(name))
         assert [event.error for event in failed] == ["the engine stopped"]
     assert rig.loop.failure is None
-    assert rig.loop.stats().blocks.free == rig.loop.num_blocks
+    assert rig.loop.stats().blocks.unused == rig.loop.num_blocks
 
 
 def test_stop_before_start_fails_what_was_submitted() -> None:

@@ -119,7 +119,7 @@ def test_attach_without_a_first_token_computes_the_last_prompt_token() -> None:
     seq = drive.submit(make_request(prompt_len=8, leg=Leg.DECODE))
     drive.step()
     drive.scheduler.claim(seq.request_id)
-    drive.scheduler.attach(seq.request_id, None)
+    drive.attach(seq, has_first_token=False)
     [computed] = drive.step()
     assert (computed.first_position, computed.num_tokens, computed.token_id) == (7, 1, 9)
 

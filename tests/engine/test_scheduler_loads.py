@@ -16,9 +16,11 @@ def submit_any(drive: Drive, data: st.DataObject) -> None:
     leg = data.draw(st.sampled_from(Leg))
     max_tokens = data.draw(st.integers(1, 20))
     outputs = data.draw(st.integers(0, min(3, max_tokens - 1)))
+    prompt_len, body = data.draw(st.integers(1, 30)), data.draw(st.integers(0, 2))
     request = make_request(
         name=str(len(drive.seqs)),
-        prompt_len=data.draw(st.integers(1, 30)),
+        prompt=(*(100 * body + i for i in range(prompt_len - 1)), data.draw(st.integers(0, 1))),
+        cache_salt=data.draw(st.sampled_from(("", "", "salt"))),
         max_tokens=max_tokens,
         leg=leg,
         outputs=tuple(range(outputs)),
@@ -84,6 +86,7 @@ def test_random_loads(data: st.DataObject) -> None:
         token_budget=data.draw(st.integers(1, 20)),
         max_num_seqs=data.draw(st.integers(1, 6)),
         max_model_len=data.draw(st.integers(8, 60)),
+        prefix_caching=data.draw(st.booleans()),
     )
     for _ in range(data.draw(st.integers(0, 80))):
         move(drive, data)

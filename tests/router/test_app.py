@@ -26,6 +26,7 @@ async def test_a_chat_is_answered(start_router: StartRouter, answer: Sequence[in
         num_prompt = len(cluster.decodes[0].requests[0].prompt_token_ids)
         assert body["usage"] == {
             "prompt_tokens": num_prompt,
+            "prompt_tokens_details": {"cached_tokens": 0},
             "completion_tokens": len(answer),
             "total_tokens": num_prompt + len(answer),
         }

@@ -1,0 +1,113 @@
+"""What each sequence holds in the pool: its cached prefix, its blocks, its promise, its lease.
+
+The scheduler decides who gets or loses room; here it is given and taken. Engine thread only. One
+stay of a sequence:
+
+1. `find` looks for the longest prefix of its tokens that the cache has; `cost` says what it would
+   take from the pool.
+2. `admit` references that prefix and takes blocks for the rest; or `reserve` references it and
+   promises the rest, which `claim` redeems. Either way computing begins behind the prefix, and what
+   is referenced cannot be evicted before the rest has come.
+3. `name_computed` lets others find the blocks that are whole.
+4. `release` lets go of all of it. Blocks with copies under way are in flight until `drained`.
+"""
+
+from collections.abc import Callable, Collection
+from itertools import chain
+
+from engine.block_pool import BlockPool
+from engine.kv_lease import KVLease
+from engine.prefix_cache import PrefixCache
+from engine.request import BlockId
+from engine.sequence import Sequence
+
+
+class Holdings:
+    """See the module. Without a cache nothing is ever found."""
+
+    def __init__(self, pool: BlockPool, cache: PrefixCache | None) -> None:
+        self.on_drained: Callable[[KVLease], None] = self.drained
+        """Called by the thread of a closed lease's last copy; has `drained` called on the engine
+        thread."""
+        self._pool = pool
+        self._cache = cache
+        self._draining: set[KVLease] = set()  # closed, copies under way
+
+    def find(self, seq: Sequence) -> list[BlockId]:
+        return self._cache.find(seq) if self._cache is not None else []
+
+    def num_needed(self, seq: Sequence) -> int:
+        """Blocks for all present tokens, and one more if it will grow."""
+        need = self._pool.blocks_for(seq.num_tokens)
+        if seq.is_prefill_leg:
+            return need
+        return min(need + 1, self._pool.blocks_for(seq.max_num_tokens))
+
+    def cost(self, seq: Sequence, hits: Collection[BlockId]) -> int:
+        """What its coming in takes from `available`."""
+        return self.num_needed(seq) - len(hits) + self._pool.num_evictable(hits)
+
+    def admit(self, seq: Sequence, hits: list[BlockId]) -> None:
+        """Blocks for all present tokens."""
+        self._begin(seq, hits)
+        missing = self._pool.blocks_for(seq.num_tokens) - len(hits)
+        seq.block_table.extend(self._pool.take(missing))
+
+    def reserve(self, seq: Sequence, hits: list[BlockId]) -> None:
+        self._begin(seq, hits)
+        seq.num_promised_blocks = self.num_needed(seq) - len(hits)
+        self._pool.promise(seq.num_promised_blocks)
+
+    def claim(self, seq: Sequence) -> KVLease:
+        """Turns its promise into blocks, if it has not been."""
+        seq.block_table.extend(self._pool.redeem(seq.num_promised_blocks))
+        seq.num_promised_blocks = 0
+        return self.lease(seq)
+
+    def lease(self, seq: Sequence) -> KVLease:
+        """The right to copy, one per stay in the pool."""
+        if seq.lease is None:
+            seq.lease = KVLease(seq.request_id, seq.block_table, self.on_drained)
+        return seq.lease
+
+    def grow(self, seq: Sequence) -> None:
+        seq.block_table.extend(self._pool.take(1))
+
+    def name_computed(self, seq: Sequence) -> None:
+        if self._cache is not None:
+            self._cache.add(seq)
+
+    def release(self, seq: Sequence) -> None:
+        """The one way out: gives back blocks and promise."""
+        self._pool.withdraw(seq.num_promised_blocks)
+        seq.num_promised_blocks = 0
+        lease, seq.lease = seq.lease, None
+        block_ids = seq.drop_blocks()
+        if lease is None or lease.close():
+            self._pool.free(block_ids)
+        else:
+            self._pool.leave_in_flight(block_ids)
+            self._draining.add(lease)
+
+    def drained(self, lease: KVLease) -> None:
+        """The last copy under a closed lease is over: its blocks are free."""
+        self._draining.remove(lease)
+        self._pool.land(lease.block_table)
+
+    def check(self, seqs: Collection[Sequence]) -> None:
+        """Asserts that every block is where its sequence or lease says; O(num_blocks)."""
+        self._pool.check()
+        ledger = self._pool.ledger()
+        held = set(chain.from_iterable(seq.block_table for seq in seqs))
+        leaving = set(chain.from_iterable(lease.block_table for lease in self._draining))
+        assert ledger.held == len(held), ledger
+        assert self._pool.num_references == sum(len(seq.block_table) for seq in seqs), ledger
+        assert ledger.promised == sum(seq.num_promised_blocks for seq in seqs), ledger
+        assert ledger.in_flight == len(leaving - held), ledger
+
+    def _begin(self, seq: Sequence, hits: list[BlockId]) -> None:
+        assert not seq.block_table, seq.request_id
+        self._pool.share(hits)
+        seq.block_table.extend(hits)
+        seq.num_named_blocks = len(hits)
+        seq.num_cached_tokens = seq.num_computed_tokens = len(hits) * self._pool.block_size
