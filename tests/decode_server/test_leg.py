@@ -17,7 +17,7 @@ from kvfabric.errors import FabricError
 from protos import serving_pb2 as pb
 from tests.relay import DecodeEvents, Worker, eventually, run_prefill, running_leg, started_worker
 
-PROMPT = [random.Random(1).randrange(17, 49152) for _ in range(256)]  # four chunks of 64
+PROMPT = random.Random(1).choices(range(17, 49152), k=256)  # four chunks of 64
 END_TOKEN = 2  # of the tiny model
 
 

@@ -15,7 +15,7 @@ from prefill_server.service import _ticket
 from protos import serving_pb2 as pb
 from tests.relay import Worker, eventually, run_prefill, started_worker
 
-PROMPT = [random.Random(2).randrange(17, 49152) for _ in range(200)]
+PROMPT = random.Random(2).choices(range(17, 49152), k=200)
 
 
 @pytest.fixture
