@@ -36,6 +36,9 @@ class Relay:
     commits: dict[bytes, asyncio.Future[list[int]]] = field(default_factory=dict)
     """Transfer id → token 0 (or nothing, on a resume), once the prefill leg has shipped."""
     num_open_calls: int = 0
+    prefill_hit: int = 0
+    """Prompt tokens that the workers say they had cached, as the next."""
+    decode_hit: int = 0
 
     def commit(self, transfer_id: bytes) -> asyncio.Future[list[int]]:
         if transfer_id not in self.commits:
@@ -84,8 +87,8 @@ class GenerateCall(Call[pb.GenerateRequest]):
         await self.context.write(pb.GenerateEvent(reserved=ticket))
         return transfer_id
 
-    async def tokens(self, first_index: int, token_ids: Sequence[int]) -> None:
-        tokens = pb.Tokens(first_index=first_index, token_ids=token_ids)
+    async def tokens(self, first_index: int, token_ids: Sequence[int], hit: int = 0) -> None:
+        tokens = pb.Tokens(first_index=first_index, token_ids=token_ids, num_cached_tokens=hit)
         await self.context.write(pb.GenerateEvent(tokens=tokens))
 
     async def finish(self, reason: pb.FinishReason.ValueType = pb.FINISH_REASON_STOP) -> None:
@@ -95,19 +98,21 @@ class GenerateCall(Call[pb.GenerateRequest]):
     def num_delivered(self) -> int:
         return len(self.request.samples[0].output_token_ids)
 
-    async def say_rest(self, start: int) -> None:
+    async def say_rest(self, start: int, hit: int = 0) -> None:
         """Tokens [start, …) of the answer, one by one, and the end."""
         end = min(len(self.relay.answer), self.request.sampling.max_tokens)
         for index in range(start, end):
-            await self.tokens(index, [self.relay.answer[index]])
+            await self.tokens(index, [self.relay.answer[index]], 0 if index else hit)
         is_whole = end == len(self.relay.answer)
         await self.finish(pb.FINISH_REASON_STOP if is_whole else pb.FINISH_REASON_LENGTH)
 
     async def run_happily(self) -> None:
+        hit = self.relay.decode_hit
         if not self.request.local_prefill:
             transfer_id = await self.reserve()
             await self.relay.commit(transfer_id)
-        await self.say_rest(self.num_delivered)
+            hit = max(hit, self.relay.prefill_hit)  # as COMMIT says: `FirstToken` may come later
+        await self.say_rest(self.num_delivered, hit)
 
 
 class PrefillCall(Call[pb.PrefillRequest]):
@@ -121,7 +126,8 @@ class PrefillCall(Call[pb.PrefillRequest]):
     ) -> None:
         if token_id is None:
             token_id = self.relay.answer[0]
-        first = pb.FirstToken(token_id=token_id, finish_reason=reason)
+        hit = self.relay.prefill_hit
+        first = pb.FirstToken(token_id=token_id, finish_reason=reason, num_cached_tokens=hit)
         await self.context.write(pb.PrefillEvent(first_token=first))
 
     async def ship(self) -> None:

@@ -69,3 +69,11 @@ def test_a_client_that_wants_no_more_ends_it() -> None:
     progress = Progress(PROMPT, client.take, deadline=0.0)
     progress.accept(0, [5, 6])
     assert progress.is_finished
+
+
+def test_the_largest_hit_counts() -> None:
+    told: list[int] = []
+    progress = Progress(PROMPT, Client().take, deadline=0.0, note_cached=told.append)
+    for num_tokens in (0, 32, 16, 0, 48):
+        progress.note_cached(num_tokens)
+    assert told == [32, 48]

@@ -62,6 +62,9 @@ def test_what_asks_for_nothing_is_taken(harmless: JSONObject) -> None:
         ({"model": None}, "model"),
         ({"prompt": "Hi"}, "prompt"),
         ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": 1}, "cache_salt"),
+        ({"cache_salt": "x" * 257}, "cache_salt"),
     ],
 )
 def test_a_refusal_names_the_parameter(change: JSONObject, param: str) -> None:
