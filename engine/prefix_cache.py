@@ -41,6 +41,6 @@ class PrefixCache:
             if index == len(hashes):
                 salt = seq.request.cache_salt
                 parent = hashes[-1] if hashes else root_hash(self._fingerprint, salt)
-                token_ids = seq.token_ids[index * size : (index + 1) * size].tolist()
+                token_ids = seq.token_ids[index * size : (index + 1) * size].tolist()  # host memory
                 hashes.append(block_hash(parent, token_ids))
             yield hashes[index]

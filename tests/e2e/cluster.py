@@ -134,7 +134,11 @@ class WorkerProcess(ClusterProcess):
             *("--drain-grace-s", "1"),
         ]
         for key, value in flags.items():
-            command += [f"--{key.replace('_', '-')}", str(value)]
+            name_of_flag = key.replace("_", "-")
+            if isinstance(value, bool):
+                command.append(f"--{name_of_flag}" if value else f"--no-{name_of_flag}")
+            else:
+                command += [f"--{name_of_flag}", str(value)]
         super().__init__(name, command, log)
 
     def wait_ready(self) -> None:

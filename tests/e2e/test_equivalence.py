@@ -153,6 +153,44 @@ async def test_alone_is_batched_is_one_engine(relay: Relay) -> None:
     relay.cluster.assert_all_back()
 
 
+@pytest.mark.parametrize(("prefill_block", "decode_block"), PAIRS)
+async def test_prefixes_are_neither_computed_nor_sent_again(
+    relay: Relay, prefill_block: int, decode_block: int
+) -> None:
+    """Each worker keeps what it has seen, by its own block size; the ticket asks for the rest. A
+    prompt that decode has whole takes no handoff: that is counted, not silent."""
+    prefill = relay.workers["prefill", prefill_block]
+    decode = relay.workers["decode", decode_block]
+    body, tail, other = prompts_of((300, 40, 90), seed=1000 + prefill_block + 2 * decode_block)
+    kept_prefill = 300 // prefill_block * prefill_block
+    kept_decode = 300 // decode_block * decode_block
+    whole = (340 - 1) // decode_block * decode_block
+    before, prefill_before = decode.metrics(), prefill.metrics()
+    async with token_client([prefill], [decode]) as client:
+        for prompt in (body + tail, body + other, body + tail):
+            assert await client.generate(prompt, NUM_OUTPUTS) == relay.expected(prompt)
+    after, prefill_after = decode.metrics(), prefill.metrics()
+    missing = 390 - kept_decode
+
+    def grown(source: str) -> float:
+        name = "baton_prompt_tokens_total"
+        return after.value(name, source=source) - before.value(name, source=source)
+
+    assert grown("received") == 340 + missing
+    assert grown("prefix_hit") == kept_decode + whole
+    assert grown("computed") == 340 - whole
+    nbytes = after.value("baton_handoff_bytes_total", direction="received") - before.value(
+        "baton_handoff_bytes_total", direction="received"
+    )
+    assert nbytes == (340 + missing) * relay.token_nbytes
+    computed = prefill_after.value("baton_prompt_tokens_total", source="computed")
+    computed -= prefill_before.value("baton_prompt_tokens_total", source="computed")
+    assert computed == 340 + 390 - kept_prefill
+    full_hits = after.value("baton_local_prefills_total", reason="prefix_hit")
+    assert full_hits == before.value("baton_local_prefills_total", reason="prefix_hit") + 1
+    relay.cluster.assert_all_back()
+
+
 async def test_one_token_needs_no_handoff(relay: Relay) -> None:
     prefill, decode = relay.workers["prefill", 16], relay.workers["decode", 16]
     (prompt,) = prompts_of((200,), seed=3)
