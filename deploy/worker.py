@@ -10,10 +10,13 @@ The only module that may import both worker services. Started as `python -m depl
 
 import asyncio
 import faulthandler
+import gc
+import logging
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 
@@ -61,11 +64,25 @@ def main() -> None:
     )
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes all stacks into the log
     log.configure(config.name, format=config.log_format, level=config.log_level)
+    status = 1
     try:
         run(config)
+        status = 0
     except (ModelError, CannotListen, FabricError, OSError, ValueError) as error:
         logger.error("cannot start", error=str(error))
-        sys.exit(2)
+        status = 2
+    except Exception:
+        logger.exception("failed")
+        raise
+    finally:
+        _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends the process without the interpreter's own end: all is closed by now, and collecting what
+    UCX left in cycles may wait for UCX for seconds, with the GIL."""
+    logging.shutdown()
+    os._exit(status)
 
 
 def run(config: WorkerConfig) -> None:
@@ -81,8 +98,10 @@ def run(config: WorkerConfig) -> None:
     try:
         asyncio.run(_serve(config, engine, fabric, generation))
     finally:
+        gc.disable()  # see _leave
         fabric.close()
         engine.stop()
+        gc.enable()
     if engine.failure is not None:
         logger.error("engine failed", error=str(engine.failure))
         sys.exit(1)
