@@ -8,15 +8,12 @@ The reference gathers each sequence's blocks; query heads that share a KV head (
 place, without a repeated K or V. Sequences with one new token go together, padded and masked;
 they are grouped by a rounded length that depends on nothing but their own, so that a row's
 arithmetic is the same whatever else is in the batch. Longer queries go one sequence at a time, in
-tiles that see no key beyond their last row; on the CPU two matrix products and a softmax in place
-make a tile in half the time of SDPA (docs/log.md).
+tiles that see no key beyond their last row.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -49,7 +46,6 @@ class GatherAttention:
         self._batch = batch
         self._kv = kv
         self._plans: dict[int | None, list[_DecodeGroup | _PrefillRow]] = {}
-        self._scratch = _Scratch()
 
     def __call__(self, layer: int, q: Tensor, window: int | None) -> Tensor:
         if window not in self._plans:
@@ -57,22 +53,8 @@ class GatherAttention:
         out = torch.empty_like(q)
         k, v = self._kv.layer(layer)
         for part in self._plans[window]:
-            part.attend(q, k, v, out, self._scratch)
+            part.attend(q, k, v, out)
         return out
-
-
-class _Scratch:
-    """Memory for the scores of a tile, used again by the next: fresh pages cost more than a softmax
-    does."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0)
-
-    def scores(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
-        size = math.prod(shape)
-        if self._memory.numel() < size or self._memory.dtype != like.dtype:
-            self._memory = torch.empty(size, dtype=like.dtype, device=like.device)
-        return self._memory[:size].view(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +66,7 @@ class _DecodeGroup:
     mask: Tensor  # [D, 1, 1, S] additive
     padding: Tensor  # [P] of the D * S gathered slots: those without a token of their sequence
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scratch: _Scratch) -> None:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         _, num_heads, head_dim = q.shape
         num_kv_heads = k.shape[2]
         rows = q[self.tokens].view(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -104,7 +86,6 @@ class _Tile:
     rows: slice  # of the batch
     keys: slice  # of the gathered sequence
     mask: Tensor  # [rows, keys] additive
-    first_masked: int  # no row is denied a key before this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,40 +95,24 @@ class _PrefillRow:
     block_ids: Tensor  # [blocks]
     tiles: tuple[_Tile, ...]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scratch: _Scratch) -> None:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         num_kv_heads = k.shape[2]
         group = q.shape[1] // num_kv_heads
         rows = q.view(-1, num_kv_heads, group, q.shape[2]).permute(
             1, 2, 0, 3
         )  # [kv_heads, group, T, d]
         keys, values = (
-            cache.index_select(0, self.block_ids).flatten(0, 1).transpose(0, 1) for cache in (k, v)
-        )  # [kv_heads, S, d]
-        attend = _attend_by_sdpa if q.is_cuda else partial(_attend_by_products, scratch=scratch)
+            cache.index_select(0, self.block_ids).flatten(0, 1).transpose(0, 1).unsqueeze(1)
+            for cache in (k, v)
+        )  # [kv_heads, 1, S, d]
         for tile in self.tiles:
-            attended = attend(rows[:, :, tile.rows], keys[:, tile.keys], values[:, tile.keys], tile)
+            attended = F.scaled_dot_product_attention(
+                rows[:, :, tile.rows],
+                keys[:, :, tile.keys].expand(-1, group, -1, -1),
+                values[:, :, tile.keys].expand(-1, group, -1, -1),
+                tile.mask,
+            )
             out[tile.rows] = attended.permute(2, 0, 1, 3).flatten(1, 2)
-
-
-def _attend_by_sdpa(q: Tensor, k: Tensor, v: Tensor, tile: _Tile) -> Tensor:
-    """q [kv_heads, group, n, d]; k, v [kv_heads, S, d] → as q"""
-    group = q.shape[1]
-    k, v = (x.unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
-    return F.scaled_dot_product_attention(q, k, v, tile.mask)
-
-
-def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, tile: _Tile, scratch: _Scratch) -> Tensor:
-    """As `_attend_by_sdpa`. The heads that share a KV head are rows of one product."""
-    num_kv_heads, group, num_rows, head_dim = q.shape
-    num_keys = k.shape[1]
-    scores = scratch.scores((num_kv_heads, group * num_rows, num_keys), like=q)
-    folded = q.reshape(num_kv_heads, group * num_rows, head_dim)
-    scale = head_dim**-0.5
-    torch.baddbmm(scores, folded, k.transpose(1, 2), beta=0, alpha=scale, out=scores)
-    by_head = scores.view(num_kv_heads, group, num_rows, num_keys)
-    by_head[..., tile.first_masked :] += tile.mask[:, tile.first_masked :]
-    torch.softmax(scores, dim=-1, out=scores)
-    return torch.bmm(scores, v).view(num_kv_heads, group, num_rows, head_dim)
 
 
 def _plan(
@@ -257,7 +222,6 @@ def _plan_prefill(
                 rows=slice(span.start + first, span.start + last),
                 keys=slice(first_key - span.first_key, computed + last - span.first_key),
                 mask=_additive(hidden, dtype),
-                first_masked=begin + 1 - first_key if window is None else 0,
             )
         )
     return _PrefillRow(batch.block_tables[span.row, blocks], tuple(tiles))
