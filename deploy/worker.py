@@ -145,6 +145,7 @@ def _engine_config(config: WorkerConfig) -> EngineConfig:
         kv_memory=config.kv_memory,
         max_model_len=config.max_model_len,
         token_budget=config.token_budget,
+        tpot_slo_ms=config.tpot_slo_ms or None,
         max_num_seqs=config.max_num_seqs,
         prefix_caching=config.prefix_caching,
         num_threads=len(config.cores) or None,

@@ -34,6 +34,11 @@ class WorkerConfig:
         None, help="longest prompt and output together (default: the model's)"
     )
     token_budget: int = flag(512, help="tokens computed in one step, at most")
+    tpot_slo_ms: float = flag(
+        80.0,
+        help="prompts are computed in such chunks that streams wait no longer than this between "
+        "two tokens, as far as measured steps tell; 0: in chunks of --token-budget",
+    )
     max_num_seqs: int = flag(64, help="sequences computed in one step, at most")
     prefix_caching: bool = flag(True, help="reuse the KV of first blocks that prompts share")
     random_weights: int | None = flag(None, help="seed; draw weights instead of reading them")

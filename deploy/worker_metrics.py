@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.engine import Engine
+from engine.stats import EngineStats
 from kvfabric.fabric import Fabric
 from runtime.metrics import LOOP_WAIT_SECONDS
 
@@ -94,6 +95,7 @@ class WorkerCollector(Collector):
             "Sequences that lost their blocks to older ones.",
             stats.preemptions,
         )
+        yield from _step_cost_families(stats)
 
     def _fabric_families(self) -> Iterator[Metric]:
         stats = self._fabric.stats()
@@ -138,6 +140,30 @@ class WorkerCollector(Collector):
             CounterMetricFamily("baton_fabric_errors", "Errors of the fabric.", labels=["error"]),
             {(name,): count for name, count in stats.errors.items()},
         )
+
+
+def _step_cost_families(stats: EngineStats) -> Iterator[Metric]:
+    yield _labelled(
+        CounterMetricFamily(
+            "baton_engine_step_seconds",
+            "Time of all measured steps, and what the cost model had predicted of them.",
+            labels=["kind"],
+        ),
+        {("measured",): stats.step_seconds, ("predicted",): stats.step_seconds_predicted},
+    )
+    yield _counter(
+        "baton_engine_step_error_seconds",
+        "Differences between predicted and measured step times, absolute, summed.",
+        stats.step_seconds_error,
+    )
+    yield _labelled(
+        GaugeMetricFamily(
+            "baton_engine_step_cost_seconds",
+            "What the cost model reckons for one more of a feature of a step.",
+            labels=["feature"],
+        ),
+        {(feature,): seconds for feature, seconds in stats.step_cost.items()},
+    )
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

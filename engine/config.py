@@ -116,6 +116,9 @@ class EngineConfig:
     """Tokens of prompt and output together; None: the model's own limit."""
     token_budget: int = 512
     """Tokens computed in one step, at most."""
+    tpot_slo_ms: float | None = None
+    """Prefills take no more of a step with decodes than lets it end in this time, in milliseconds;
+    None: as much as token_budget says."""
     max_num_seqs: int = 64
     """Sequences computed in one step, at most."""
     num_threads: int | None = None

@@ -54,6 +54,7 @@ class Engine(EngineLoop):
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.resolve_max_model_len(self.model_config),
             cache=PrefixCache(pool, self.fingerprint) if config.prefix_caching else None,
+            tpot_slo_s=config.tpot_slo_ms / 1000 if config.tpot_slo_ms is not None else None,
         )
         runner = ModelRunner(
             Model(self.model_config, weights), kv_cache, self.copier, config.num_threads

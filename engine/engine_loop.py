@@ -6,7 +6,7 @@ It alone touches the scheduler, the pool and the runner; the public methods only
    are the engine's heartbeat. Idle, it proves that no block has leaked.
 2. Schedule; tell at once who lost or found room or a cached prefix: neither waits for a step.
 3. Run the step; tell what it computed. So `on_events` is called at most twice a turn, never with
-   nothing, on this thread.
+   nothing, on this thread. How long it took from 2 to here teaches the scheduler's cost model.
 
 A step that fails for want of device memory fails its own requests. Any other exception is fatal:
 it is kept in `failure`, every request is told `RequestFailed`, what comes later is refused with
@@ -33,6 +33,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats, StepCounters
 from engine.step_events import events_after_step, events_before_step, token_out
+from engine.step_meter import StepMeter
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ class EngineLoop:
         self._is_idle = True
         self._is_checked = True
         self._events: list[EngineEvent] = []
-        self._counters = StepCounters()
+        self._meter = StepMeter(scheduler.cost, runner.is_async)
+        self._counters = StepCounters(self._meter)
         self._stats = self._counters.snapshot(scheduler)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         scheduler.holdings.on_drained = self._post_drained
@@ -160,6 +162,7 @@ class EngineLoop:
         elif self._is_idle and not self._is_checked:
             self._scheduler.check()
             self._is_checked = True
+        self._meter.begin()
         batch = self._scheduler.schedule()
         self._counters.count_hits(batch.hits)
         self._events += events_before_step(batch, time.monotonic_ns())
@@ -168,6 +171,8 @@ class EngineLoop:
             if self._events:
                 self._tell()
             self._step(batch)
+        else:
+            self._meter.drop()
         self._counters.turns += 1
         self._tell()
 
@@ -179,11 +184,14 @@ class EngineLoop:
             token_ids = self._runner.run(batch.seqs)
         except OutOfDeviceMemory as error:
             logger.exception("a step of %d sequences failed", len(batch.seqs))
+            self._meter.drop()
             self._fail(batch.seqs, str(error))
             return
+        work = batch.work()
         computed = self._scheduler.update(batch, token_ids)
         self._counters.count(computed)
         self._events += events_after_step(computed, time.monotonic_ns())
+        self._meter.end(work, is_waited_for=bool(token_ids))
 
     def _tell(self) -> None:
         """Publishes the stats first: who hears an event finds them as new as the event."""

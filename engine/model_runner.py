@@ -24,6 +24,10 @@ from engine.sequence import Sequence
 class Runner(Protocol):
     """What the engine loop needs from the tensor side; the tests have one without tensors."""
 
+    @property
+    def is_async(self) -> bool:
+        """A `run` that samples nothing may return before the device is done."""
+
     def start(self) -> None:
         """First call on the engine thread."""
 
@@ -46,6 +50,7 @@ class ModelRunner:
         self._copier = copier
         self._num_threads = num_threads
         self._device = kv_cache.device
+        self.is_async = self._device.type == "cuda"
 
     def start(self) -> None:
         if self._num_threads is not None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.sequence import Sequence
+from engine.step_cost import StepWork, sequence_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,12 @@ class ScheduledBatch:
     """Have room for their prompt now."""
     hits: list[Sequence]
     """Begin to run behind a cached prefix, in this step."""
+
+    def work(self) -> StepWork:
+        """Before `Scheduler.update`, which moves the counters on."""
+        parts = [StepWork(steps=1)]
+        parts += [sequence_work(s.num_computed_tokens, s.num_scheduled_tokens) for s in self.seqs]
+        return StepWork(*map(sum, zip(*parts, strict=True)))
 
 
 class Computed(NamedTuple):

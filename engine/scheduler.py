@@ -5,7 +5,8 @@ of arrival. One step, under one token budget (the algorithm is Sarathi-Serve's, 
 
 1. Every running sequence with one uncomputed token takes it, oldest first: decodes never wait for
    a prefill. One that needs a block the pool has not got makes the youngest sequence give way.
-2. Running sequences with more to compute (prompts, resumed tails) take what is left, oldest first.
+2. Running sequences with more to compute (prompts, resumed tails) take what is left, oldest first;
+   beside decodes that is as much as `StepPace` allows (engine/step_budget.py).
 3. Waiting ones come in, oldest first, as far as room and slots go. What was preempted is older
    than what is new. Nobody overtakes for want of room; only a prompt that waits for the budget
    alone is overtaken, by reservations, and its room stays spoken for.
@@ -30,6 +31,8 @@ from engine.prefix_cache import PrefixCache
 from engine.request import BlockId, EngineRequest, RequestId
 from engine.scheduled_batch import Computed, ScheduledBatch
 from engine.sequence import Sequence, Status
+from engine.step_budget import StepBudget, StepPace
+from engine.step_cost import StepCost
 
 
 class Scheduler:
@@ -42,14 +45,18 @@ class Scheduler:
         max_num_seqs: int,
         max_model_len: int,
         cache: PrefixCache | None = None,
+        tpot_slo_s: float | None = None,
     ) -> None:
         self.pool = pool
         self.holdings = Holdings(pool, cache)
         self.token_budget = token_budget
+        self.cost = StepCost()
+        """Whoever runs the steps feeds it."""
         self.max_num_seqs = min(max_num_seqs, token_budget)  # each decode needs a token a step
         # The oldest can always grow to its end, alone in the pool.
         self.max_model_len = min(max_model_len, pool.num_blocks * pool.block_size)
         self.num_preemptions = 0
+        self._pace = StepPace(self.cost, tpot_slo_s)
         self._seqs: dict[RequestId, Sequence] = {}
         self._waiting: list[Sequence] = []  # oldest first, as the next two
         self._running: list[Sequence] = []
@@ -125,10 +132,10 @@ class Scheduler:
             if is_running and seq.num_uncomputed_tokens == 1 and self._grow(seq, batch):
                 seq.num_scheduled_tokens = 1
                 batch.seqs.append(seq)
-        budget = self.token_budget - len(batch.seqs)
+        budget = self._pace.budget(self.token_budget - len(batch.seqs), batch.seqs)
         for seq in self._running:
-            if budget > 0 and seq.num_uncomputed_tokens > 1:
-                budget -= self._start(seq, budget, batch)
+            if seq.num_uncomputed_tokens > 1:
+                self._start(seq, budget, batch)
         if self._waiting:
             self._admit(budget, batch)
         return batch
@@ -178,14 +185,14 @@ class Scheduler:
 
     # ── room ──
 
-    def _admit(self, budget: int, batch: ScheduledBatch) -> None:
+    def _admit(self, budget: StepBudget, batch: ScheduledBatch) -> None:
         slots = self.max_num_seqs - len(self._running) - len(self._awaiting_kv)
         # A block for each that grows, so that newcomers do not at once make somebody give way.
         room = self.pool.available - sum(not seq.is_prefill_leg for seq in self._running)
         still_waiting: list[Sequence] = []
         for index, seq in enumerate(self._waiting):
             # Who only waits for the budget need not search again each step.
-            may_come = slots > 0 and (budget > 0 or seq.awaits_transfer)
+            may_come = slots > 0 and (budget.tokens > 0 or seq.awaits_transfer)
             hits = self.holdings.find(seq) if may_come else []
             need = self.holdings.cost(seq, hits)
             if slots == 0 or need > room:
@@ -194,9 +201,9 @@ class Scheduler:
             slots, room = slots - 1, room - need
             if seq.awaits_transfer and not self._is_full_hit(seq, hits):
                 self._reserve(seq, hits, batch)
-            elif budget > 0:
+            elif budget.tokens > 0:
                 self._run(seq, hits, batch)
-                budget -= self._start(seq, budget, batch)
+                self._start(seq, budget, batch)
             else:
                 still_waiting.append(seq)
         self._waiting[:] = still_waiting
@@ -221,10 +228,11 @@ class Scheduler:
         if hits:
             batch.hits.append(seq)
 
-    def _start(self, seq: Sequence, budget: int, batch: ScheduledBatch) -> int:
-        seq.num_scheduled_tokens = min(seq.num_uncomputed_tokens, budget)
-        batch.seqs.append(seq)
-        return seq.num_scheduled_tokens
+    def _start(self, seq: Sequence, budget: StepBudget, batch: ScheduledBatch) -> None:
+        granted = budget.grant(seq.num_computed_tokens, seq.num_uncomputed_tokens)
+        if granted > 0:
+            seq.num_scheduled_tokens = granted
+            batch.seqs.append(seq)
 
     def _grow(self, seq: Sequence, batch: ScheduledBatch) -> bool:
         """Room for its last token; False if it has to wait for a block."""

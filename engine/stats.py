@@ -7,6 +7,8 @@ from engine.block_pool import BlockLedger
 from engine.scheduled_batch import Computed
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.step_cost import StepWork
+from engine.step_meter import StepMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,22 @@ class EngineStats:
     """Steps that computed something."""
     turns: int
     """Turns of the engine loop, idle or not; at least one a second while it lives."""
+    step_seconds: float
+    """What measured steps took, in all."""
+    step_seconds_predicted: float
+    """What the cost model said of the same steps before they ran."""
+    step_seconds_error: float
+    """Sum of the absolute differences between the two."""
+    step_cost: dict[str, float]
+    """Seconds that the model reckons now for one of each feature of `StepWork`, by its name."""
 
 
 class StepCounters:
     """The counters behind `EngineStats`. Engine thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: StepMeter) -> None:
         self.turns = 0
+        self._meter = meter
         self._steps = 0
         self._prompt_tokens = 0
         self._prompt_tokens_received = 0
@@ -84,4 +95,8 @@ class StepCounters:
             preemptions=scheduler.num_preemptions,
             steps=self._steps,
             turns=self.turns,
+            step_seconds=self._meter.measured_s,
+            step_seconds_predicted=self._meter.predicted_s,
+            step_seconds_error=self._meter.error_s,
+            step_cost=dict(zip(StepWork._fields, self._meter.cost.weights, strict=True)),
         )

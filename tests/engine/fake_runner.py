@@ -30,6 +30,8 @@ def expected_tokens(request: EngineRequest) -> tuple[int, ...]:
 class FakeRunner:
     """See the module."""
 
+    is_async = False
+
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.slots: dict[tuple[BlockId, int], int] = {}

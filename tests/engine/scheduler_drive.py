@@ -10,6 +10,7 @@ from engine.request import BlockId, EngineRequest, FinishReason, Leg, RequestId
 from engine.scheduled_batch import Computed, ScheduledBatch
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, Status
+from engine.step_cost import StepWork
 
 
 @dataclass
@@ -31,6 +32,8 @@ class Drive:
     kv: dict[tuple[BlockId, int], int] = field(default_factory=dict)
     """What computing and transfers wrote, by (block, offset): the token id."""
     last: ScheduledBatch = field(default_factory=lambda: ScheduledBatch([], [], [], []))
+    work: StepWork = field(default_factory=StepWork)
+    """Of the last step."""
 
     @classmethod
     def build(
@@ -41,10 +44,11 @@ class Drive:
         max_num_seqs: int = 8,
         max_model_len: int = 1000,
         prefix_caching: bool = False,
+        tpot_slo_s: float | None = None,
     ) -> "Drive":
         pool = BlockPool(num_blocks, block_size)
         cache = PrefixCache(pool, b"fingerprint") if prefix_caching else None
-        return cls(Scheduler(pool, token_budget, max_num_seqs, max_model_len, cache))
+        return cls(Scheduler(pool, token_budget, max_num_seqs, max_model_len, cache, tpot_slo_s))
 
     def submit(self, request: EngineRequest) -> Sequence:
         self.scheduler.check_fits(request)
@@ -60,6 +64,7 @@ class Drive:
         decodes = [s for s in before if s.num_uncomputed_tokens == 1]
         self.last = batch = self.scheduler.schedule()
         self._judge(batch, decodes)
+        self.work = batch.work()
         for seq in batch.seqs:
             self._write(seq, seq.num_computed_tokens, seq.num_scheduled_tokens)
         computed = self.scheduler.update(batch, [9] * sum(s.samples_next for s in batch.seqs))

@@ -232,3 +232,15 @@ def test_an_abort_in_any_step_frees_everything(rig: Rig, leg: Leg) -> None:
         rig.loop.abort(request.request_id)
         rig.loop.abort(request.request_id)
         rig.wait_free()
+
+
+def test_steps_teach_the_cost_model(rig: Rig) -> None:
+    rig.runner.before_step = lambda seqs: time.sleep(0.005)
+    rig.loop.submit(make_request(prompt_len=40, max_tokens=6))
+    rig.listener.wait_ended(R)
+    rig.wait_free()
+    stats = rig.loop.stats()
+    assert stats.steps * 0.005 <= stats.step_seconds < DEADLINE_S
+    assert abs(stats.step_seconds - stats.step_seconds_predicted) <= stats.step_seconds_error
+    assert stats.step_cost["prefill_tokens"] > 0
+    assert stats.step_cost["decodes"] > 0
