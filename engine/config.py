@@ -131,9 +131,10 @@ class EngineConfig:
     """Seed; draw weights instead of reading them (tests and benchmarks)."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "token_budget", "max_num_seqs", "kv_memory"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        names = ("block_size", "token_budget", "tpot_slo_ms", "max_num_seqs", "kv_memory")
+        for name, value in ((name, getattr(self, name)) for name in names):
+            if value is not None and value < 1:
+                raise ModelError(f"{name} is {value}; it must be at least 1")
 
     def resolve_device(self) -> torch.device:
         if self.device == "auto":

@@ -148,3 +148,9 @@ def test_a_missing_card_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ModelError, match="no CUDA device"):
         EngineConfig(tmp_path, device="cuda").resolve_device()
     assert EngineConfig(tmp_path).resolve_device().type == "cpu"
+
+
+@pytest.mark.parametrize("field", ["token_budget", "tpot_slo_ms", "max_num_seqs"])
+def test_limits_that_let_nothing_through_are_refused_by_name(tmp_path: Path, field: str) -> None:
+    with pytest.raises(ModelError, match=f"{field} is 0"):
+        EngineConfig(tmp_path, **{field: 0})  # type: ignore[arg-type]
