@@ -93,5 +93,7 @@ def _batch_row(seq: Sequence) -> BatchRow:
 
 
 def _sample_row(seq: Sequence) -> SampleRow:
-    request = seq.request
-    return SampleRow(request.sampling, request.sample, seq.num_output_tokens)
+    request, rules = seq.request, seq.logit_rules
+    if rules is not None:
+        rules.catch_up(seq.output_token_ids())
+    return SampleRow(request.sampling, request.sample, seq.num_output_tokens, rules)

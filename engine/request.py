@@ -46,9 +46,26 @@ class SamplingParams:
     """0 is off."""
     top_p: float = 1.0
     """1 is off."""
+    min_p: float = 0.0
+    """0 is off; else tokens less likely than this part of the likeliest are left out."""
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token that is among the outputs."""
+    frequency_penalty: float = 0.0
+    """The same, as often as it is there."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits, multiplies negative ones, of tokens in prompt or outputs; 1 is
+    off."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit), each id once."""
+    min_tokens: int = 0
+    """No end id and no stop token id is sampled before so many outputs."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Nothing else is sampled; empty: anything may be."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the outputs never contain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,25 @@ what a peer may ask of an engine.
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Protocol
 
 from engine.errors import InvalidRequest
 from engine.request import EngineRequest, Leg, RequestId, SamplingParams
+
+
+class LogitBiasMessage(Protocol):
+    """serving.proto: LogitBias."""
+
+    token_id: int
+    bias: float
+
+
+class TokenSequenceMessage(Protocol):
+    """serving.proto: TokenSequence."""
+
+    @property
+    def token_ids(self) -> Iterable[int]: ...
 
 
 class SamplingMessage(Protocol):
@@ -22,9 +37,23 @@ class SamplingMessage(Protocol):
     top_p: float
     seed: int
     ignore_eos: bool
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    min_tokens: int
 
     @property
     def stop_token_ids(self) -> Iterable[int]: ...
+
+    @property
+    def logit_bias(self) -> Iterable["LogitBiasMessage"]: ...
+
+    @property
+    def allowed_token_ids(self) -> Iterable[int]: ...
+
+    @property
+    def bad_words(self) -> Iterable["TokenSequenceMessage"]: ...
 
 
 class SampleMessage(Protocol):
@@ -61,12 +90,10 @@ def engine_request(
         raise InvalidRequest(f"{len(message.samples)} samples; one is supported")
     prompt = tuple(message.prompt_token_ids)
     outputs = tuple(message.samples[0].output_token_ids)
-    sampling = _sampling_params(message.sampling)
+    sampling = _sampling_params(message.sampling, vocab_size)
     if not prompt:
         raise InvalidRequest("the prompt has no tokens")
-    highest = max(max(prompt), max(outputs, default=0))
-    if highest >= vocab_size:
-        raise InvalidRequest(f"token id {highest} is not in the vocabulary of {vocab_size}")
+    _check_ids(chain(prompt, outputs), vocab_size)
     if len(outputs) >= sampling.max_tokens:
         raise InvalidRequest(f"{len(outputs)} of max_tokens {sampling.max_tokens} are delivered")
     return EngineRequest(
@@ -79,19 +106,69 @@ def engine_request(
     )
 
 
-def _sampling_params(message: SamplingMessage) -> SamplingParams:
-    if not (math.isfinite(message.temperature) and message.temperature >= 0):
-        raise InvalidRequest(f"temperature is {message.temperature}; it must be 0 or more")
-    if not 0 < message.top_p <= 1:
-        raise InvalidRequest(f"top_p is {message.top_p}; it must be above 0 and at most 1")
+def _sampling_params(message: SamplingMessage, vocab_size: int) -> SamplingParams:
+    """The messages' ids are unsigned; everything else is checked here."""
     if message.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1")
+    _check_range("temperature", message.temperature, 0, math.inf)
+    if not 0 < message.top_p <= 1:
+        raise InvalidRequest(f"top_p is {message.top_p}; it must be above 0 and at most 1")
+    _check_range("min_p", message.min_p, 0, 1)
+    _check_range("presence_penalty", message.presence_penalty, -2, 2)
+    _check_range("frequency_penalty", message.frequency_penalty, -2, 2)
+    # Beyond these bounds logits overflow, or all become equal.
+    _check_range("repetition_penalty", message.repetition_penalty, 0.01, 100)
+    if message.min_tokens > message.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {message.min_tokens}; max_tokens is only {message.max_tokens}"
+        )
     return SamplingParams(
         max_tokens=message.max_tokens,
         temperature=message.temperature,
         top_k=message.top_k,
         top_p=message.top_p,
+        min_p=message.min_p,
         seed=message.seed,
-        stop_token_ids=frozenset(message.stop_token_ids),
+        stop_token_ids=frozenset(_check_ids(message.stop_token_ids, vocab_size)),
         ignore_eos=message.ignore_eos,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        logit_bias=_logit_bias(message.logit_bias, vocab_size),
+        min_tokens=message.min_tokens,
+        allowed_token_ids=_check_ids(message.allowed_token_ids, vocab_size),
+        bad_words=_bad_words(message.bad_words, vocab_size),
     )
+
+
+def _logit_bias(
+    message: Iterable[LogitBiasMessage], vocab_size: int
+) -> tuple[tuple[int, float], ...]:
+    bias = {entry.token_id: entry.bias for entry in message}
+    _check_ids(bias, vocab_size)
+    for value in bias.values():
+        _check_range("logit_bias", value, -100, 100)
+    return tuple(bias.items())
+
+
+def _bad_words(
+    message: Iterable[TokenSequenceMessage], vocab_size: int
+) -> tuple[tuple[int, ...], ...]:
+    words = tuple(_check_ids(word.token_ids, vocab_size) for word in message)
+    if not all(words):
+        raise InvalidRequest("bad_words holds a word without tokens")
+    return words
+
+
+def _check_ids(token_ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+    checked = tuple(token_ids)
+    highest = max(checked, default=0)
+    if highest >= vocab_size:
+        raise InvalidRequest(f"token id {highest} is not in the vocabulary of {vocab_size}")
+    return checked
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    if not (math.isfinite(value) and least <= value <= most):
+        bounds = f"{least} or more" if most == math.inf else f"between {least} and {most}"
+        raise InvalidRequest(f"{name} is {value}; it must be {bounds}")

@@ -3,8 +3,10 @@
 Counter-based: the random numbers of an output token are a pure function of (seed, sample, output
 index, token id), so equal seeds give equal tokens however requests are batched, split, preempted
 or resumed. A token is drawn as the largest of logits / temperature + Gumbel noise (Gumbel, 1954)
-over what top-k and then top-p (over what top-k left) keep. Tokens as likely as the last one kept
-are kept too, so that a tie never depends on how a sort breaks it.
+over what min-p, then top-k, then top-p keep, each of what those before it left. Tokens as likely as
+the last one kept are kept too, so that a tie never depends on how a sort breaks it. What else may
+change the logits (masks, bias, penalties) comes before all that, for greedy rows too:
+engine/logit_processors.py.
 
 Why not the inverse of the cumulative distribution: it has a boundary for each token of the
 vocabulary. The rounding of a differently split prefill (1e-5 in a logit, 1e-6 in the cumulated
@@ -22,6 +24,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.logit_processors import RowRules, process_logits
+from engine.logit_rules import LogitRules, Words
 from engine.request import SamplingParams
 
 _UINT64 = (1 << 64) - 1
@@ -35,10 +39,19 @@ class SampleRow(NamedTuple):
     params: SamplingParams
     sample: int
     output_index: int
+    rules: LogitRules | None = None
+    """Caught up with the sample's outputs; None if `params` asks for nothing that needs it."""
+    grammar: Words | None = None
+    """Where a per-row mask of a grammar goes: [ceil(vocab / 32)] int32 on the host, bit i % 32 of
+    word i // 32 says that token i may come (xgrammar's layout). It is copied before the call
+    returns, so its buffer may be filled again at once. It must allow something."""
 
 
 def sample_tokens(logits: Tensor, rows: Rows[SampleRow]) -> Tensor:
-    """logits: [L, vocab] float32; -> [L] int64 token ids, on the same device, not waited for."""
+    """logits: [L, vocab] float32, left as it is; -> [L] int64 token ids, on the same device, not
+    waited for."""
+    if any(row.rules is not None or row.grammar is not None for row in rows):
+        logits = process_logits(logits, [RowRules(row.rules, row.grammar) for row in rows])
     token_ids = logits.argmax(dim=-1)
     drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
     if not drawn:
@@ -114,7 +127,10 @@ def _scale(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def _filter(scaled: Tensor, params: Rows[SamplingParams]) -> None:
-    """Sets to -inf, in place, what top-k and top-p take away; [R, vocab]."""
+    """Sets to -inf, in place, what min-p, top-k and top-p take away; [R, vocab], maxima are 0."""
+    if any(p.min_p > 0 for p in params):
+        (least,) = _to_device([_log_min_p(params)], scaled.device)
+        scaled.masked_fill_(scaled < least.float().unsqueeze(1), -torch.inf)
     few = [i for i, p in enumerate(params) if 0 < p.top_k <= _FEW]
     if few:
         _filter_rows(scaled, few, params, max(params[i].top_k for i in few))
@@ -123,6 +139,11 @@ def _filter(scaled: Tensor, params: Rows[SamplingParams]) -> None:
     many = [i for i in many if 0 < params[i].top_k < vocab_size or params[i].top_p < 1.0]
     if many:
         _filter_rows(scaled, many, params, vocab_size)
+
+
+def _log_min_p(params: Rows[SamplingParams]) -> npt.NDArray[np.float64]:
+    with np.errstate(divide="ignore"):
+        return np.log([p.min_p for p in params], dtype=np.float64)
 
 
 def _filter_rows(

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.kv_lease import KVLease
+from engine.logit_rules import LogitRules
 from engine.request import BlockId, EngineRequest, FinishReason, Leg
 from runtime.block_hash import BlockHash
 
@@ -47,6 +48,7 @@ class Sequence:
         "first_scheduled_ns",
         "is_prefill_leg",
         "lease",
+        "logit_rules",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -82,6 +84,8 @@ class Sequence:
         self.end_token_ids = sampling.stop_token_ids
         if not sampling.ignore_eos:
             self.end_token_ids |= eos_token_ids
+        self.logit_rules = LogitRules.of(sampling, prompt, self.end_token_ids)
+        """What the sampler must know of the tokens so far; None: nothing."""
 
         tokens = prompt if self.is_prefill_leg else prompt + request.output_token_ids
         self.max_num_tokens = min(max_model_len, len(prompt) + sampling.max_tokens)
@@ -134,6 +138,10 @@ class Sequence:
         """[num_scheduled_tokens], a view."""
         start = self.num_computed_tokens
         return self.token_ids[start : start + self.num_scheduled_tokens]
+
+    def output_token_ids(self) -> npt.NDArray[np.int64]:
+        """[num_output_tokens], a view."""
+        return self.token_ids[self.num_prompt_tokens : self.num_tokens]
 
     def append(self, token_id: int) -> None:
         """An output token; decides whether it is the last one."""

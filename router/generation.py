@@ -41,12 +41,14 @@ class Choice:
         index: int,
         detokenizer: Detokenizer,
         stops: tuple[str, ...],
+        min_tokens: int,
         timer: TokenTimer,
         emit: Callable[[Piece], None],
     ) -> None:
         self._index = index
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
+        self._min_tokens = min_tokens
         self._timer = timer
         self._emit = emit
         self._num_tokens = 0
@@ -75,7 +77,11 @@ class Choice:
         text = ""
         for token_id in token_ids:
             self._num_tokens += 1
-            text += self._stops.push(self._detokenizer.push(token_id))
+            certain = self._detokenizer.push(token_id)
+            if self._num_tokens <= self._min_tokens:  # stop strings are looked for behind them
+                text += certain
+                continue
+            text += self._stops.push(certain)
             if self._stops.is_hit:
                 break
         return text
@@ -99,10 +105,11 @@ async def generate(
             index,
             tokenizer.detokenizer(),
             request.stop,
+            prompt.sampling.min_tokens,
             TokenTimer(metrics, arrived),
             outbox.put_nowait,
         )
-        for index in range(len(request.prompts))
+        for index, prompt in enumerate(request.prompts)
     ]
     prompts = asyncio.create_task(_run_all(request, choices, dispatcher, outbox))
     try:

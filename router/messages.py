@@ -58,6 +58,14 @@ def _sampling(params: SamplingParams) -> pb.Sampling:
         seed=params.seed,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=[pb.LogitBias(token_id=id, bias=bias) for id, bias in params.logit_bias],
+        min_tokens=params.min_tokens,
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words=[pb.TokenSequence(token_ids=word) for word in params.bad_words],
     )
 
 

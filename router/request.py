@@ -33,6 +33,21 @@ class SamplingParams:
     """Unsigned, 64 bits."""
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    min_p: float = 0.0
+    """0 is off."""
+    presence_penalty: float = 0.0
+    """0 is off, as the next."""
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """1 is off."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, bias), each id once."""
+    min_tokens: int = 0
+    """Neither an end id nor a stop token id nor a stop string ends the sample before."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty: anything."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that must not come."""
 
 
 @dataclass(frozen=True, slots=True)

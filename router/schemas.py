@@ -18,17 +18,14 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
     "n": (1,),
     "parallel_tool_calls": (True, False),  # says nothing as long as there are no tools
     "prediction": (),
-    "presence_penalty": (0,),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
@@ -44,6 +41,10 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 StopStrings = Annotated[list[StopString], Field(max_length=16)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenIdText = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class _Strict(BaseModel):
@@ -80,6 +81,9 @@ class RequestBody(_Strict):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[dict[TokenIdText, Bias], Field(max_length=1024)] = {}
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     stop: StopString | StopStrings | None = None
     stream: bool = False
@@ -91,6 +95,11 @@ class RequestBody(_Strict):
     prompt_cache_key: str | None = None
     # Beyond OpenAI's, as vLLM names them.
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=128)] = []
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None

@@ -53,6 +53,10 @@ class TextTokenizer:
         """A prompt as it stands, with the special tokens that the model wants around it."""
         return self._encode(text, add_special_tokens=True)
 
+    def encode_bare(self, text: str) -> tuple[int, ...]:
+        """A piece of text, without special tokens around it."""
+        return self._encode(text, add_special_tokens=False)
+
     def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Raises BadRequest if the model has no chat template, or it refuses the messages."""
         if self._chat_template is None:

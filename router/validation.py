@@ -4,12 +4,12 @@ Texts are tokenized on a thread, since a long prompt would hold up everybody's t
 """
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 
 from router.chat_template import Message
 from router.errors import BadRequest, ModelNotFound
-from router.request import RequestId, SamplingParams, ValidPrompt, ValidRequest
+from router.request import RequestId, ValidPrompt, ValidRequest
+from router.sampling import check_ids, for_prompt, sampling_params
 from router.schemas import ChatBody, CompletionBody, RequestBody
 from router.tokenizer import TextTokenizer
 
@@ -57,15 +57,15 @@ class Validator:
         max_tokens: int | None,
         default_max_tokens: int | None,
     ) -> ValidRequest:
-        self._check_ids(body.stop_token_ids, "stop_token_ids")
+        shared = await asyncio.to_thread(sampling_params, body, self._tokenizer)
         max_model_len = await self._max_model_len()
         valid = []
         for index, token_ids in enumerate(prompts):
             room = _room(token_ids, max_tokens, max_model_len)
             wanted = max_tokens or min(default_max_tokens or room, room)
             prompt_id = RequestId(f"{request_id}-{index}")
-            sampling, salt = _sampling(body, wanted), body.cache_salt or ""
-            valid.append(ValidPrompt(prompt_id, token_ids, sampling, salt))
+            sampling = for_prompt(shared, body.seed, wanted)
+            valid.append(ValidPrompt(prompt_id, token_ids, sampling, body.cache_salt or ""))
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         options = body.stream_options
         return ValidRequest(
@@ -86,20 +86,13 @@ class Validator:
         encoded = []
         for prompt in prompts:
             token_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-            self._check_ids(token_ids, "prompt")
+            check_ids(token_ids, self._tokenizer.vocab_size, "prompt")
             encoded.append(token_ids)
         return encoded
 
     def _check_model(self, name: str) -> None:
         if name != self._served_model_name:
             raise ModelNotFound(name, self._served_model_name)
-
-    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
-        size = self._tokenizer.vocab_size
-        if (highest := max(token_ids, default=0)) >= size:
-            raise BadRequest(
-                f"Token id {highest} is not in the vocabulary of {size} tokens.", param=param
-            )
 
 
 def _role(role: str) -> str:
@@ -133,16 +126,3 @@ def _room(token_ids: TokenIds, max_tokens: int | None, max_model_len: int) -> in
             code="context_length_exceeded",
         )
     return room
-
-
-def _sampling(body: RequestBody, max_tokens: int) -> SamplingParams:
-    seed = secrets.randbits(64) if body.seed is None else body.seed % (1 << 64)
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=body.temperature,
-        top_k=max(0, body.top_k),  # -1 is "off" too, as in vLLM
-        top_p=body.top_p,
-        seed=seed,
-        stop_token_ids=tuple(body.stop_token_ids),
-        ignore_eos=body.ignore_eos,
-    )

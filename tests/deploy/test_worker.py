@@ -52,7 +52,7 @@ def test_an_engine_that_fails_ends_the_process(
         request = pb.GenerateRequest(
             request_id="r",
             prompt_token_ids=[17, 18],
-            sampling=pb.Sampling(max_tokens=4, top_p=1),
+            sampling=pb.Sampling(max_tokens=4, top_p=1, repetition_penalty=1),
             samples=[pb.Sample()],
             local_prefill=True,
         )

@@ -122,11 +122,11 @@ def test_hostile_prompts_are_refused(cluster: Cluster, prompt: object) -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        pb.Sampling(max_tokens=0, top_p=1),
+        pb.Sampling(max_tokens=0, top_p=1, repetition_penalty=1),
         pb.Sampling(max_tokens=4, top_p=0),
         pb.Sampling(max_tokens=4, top_p=float("nan")),
-        pb.Sampling(max_tokens=4, top_p=1, temperature=-1),
-        pb.Sampling(max_tokens=4, top_p=1, temperature=float("inf")),
+        pb.Sampling(max_tokens=4, top_p=1, repetition_penalty=1, temperature=-1),
+        pb.Sampling(max_tokens=4, top_p=1, repetition_penalty=1, temperature=float("inf")),
     ],
     ids=str,
 )
@@ -174,7 +174,7 @@ async def test_hostile_tickets(cluster: Cluster, change: dict[str, object]) -> N
     request = pb.PrefillRequest(
         request_id="x",
         prompt_token_ids=[1, 2, 3],
-        sampling=pb.Sampling(max_tokens=4, top_p=1),
+        sampling=pb.Sampling(max_tokens=4, top_p=1, repetition_penalty=1),
         samples=[pb.Sample()],
         ticket=pb.KVTicket(**{**fields, **change}),  # type: ignore[arg-type]
     )

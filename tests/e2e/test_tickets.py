@@ -16,7 +16,7 @@ from tests.e2e.slow_relay import of_role, prompt_of, undisturbed
 
 
 def sampling(max_tokens: int) -> pb.Sampling:
-    return pb.Sampling(max_tokens=max_tokens, top_p=1, ignore_eos=True)
+    return pb.Sampling(max_tokens=max_tokens, top_p=1, repetition_penalty=1, ignore_eos=True)
 
 
 @asynccontextmanager

@@ -1,5 +1,7 @@
 """Requests for the engine's tests."""
 
+from typing import Any
+
 from engine.request import EngineRequest, Leg, RequestId, SamplingParams
 
 
@@ -17,6 +19,7 @@ def make_request(
     stop: frozenset[int] = frozenset(),
     ignore_eos: bool = False,
     cache_salt: str = "",
+    **sampling: Any,
 ) -> EngineRequest:
     return EngineRequest(
         request_id=RequestId(name),
@@ -30,6 +33,7 @@ def make_request(
             seed=seed,
             stop_token_ids=stop,
             ignore_eos=ignore_eos,
+            **sampling,
         ),
         output_token_ids=outputs,
         cache_salt=cache_salt,

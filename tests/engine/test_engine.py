@@ -34,10 +34,25 @@ PROMPTS = [
     tuple((7 * i + k * k) % 199 for i in range(length))
     for k, length in enumerate((1, 5, 16, 33, 70))
 ]
-SAMPLING = [
+SAMPLING: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "seed": 7},
     {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "seed": 2**63 + 1},
+    {
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.6,
+        "presence_penalty": 0.4,
+        "logit_bias": tuple((token_id, 3.0) for token_id in range(40)),
+        "bad_words": tuple((first, last) for first in range(40) for last in range(20)),
+    },
+    {
+        "temperature": 1.0,
+        "min_p": 0.02,
+        "frequency_penalty": 1.5,
+        "allowed_token_ids": tuple(range(0, 199, 3)),
+        "stop": frozenset(range(0, 60)),
+        "min_tokens": MAX_TOKENS,
+    },
 ]
 
 
@@ -76,9 +91,9 @@ def running(folder: Path, **settings: Any) -> Iterator[Rig]:
         engine.stop()
 
 
-def requests_for(sampling: dict[str, float]) -> list[EngineRequest]:
+def requests_for(sampling: dict[str, Any]) -> list[EngineRequest]:
     return [
-        make_request(f"{i}", prompt=prompt, max_tokens=MAX_TOKENS, **sampling)  # type: ignore[arg-type]
+        make_request(f"{i}", prompt=prompt, max_tokens=MAX_TOKENS, **sampling)
         for i, prompt in enumerate(PROMPTS)
     ]
 
@@ -106,7 +121,7 @@ def generated(model: TinyModel, prompt: tuple[int, ...]) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_batched_chunked_and_preempted_are_as_alone(
-    tiny_llama: TinyModel, sampling: dict[str, float]
+    tiny_llama: TinyModel, sampling: dict[str, Any]
 ) -> None:
     requests = requests_for(sampling)
     expected = alone(tiny_llama.folder, requests)
@@ -134,7 +149,7 @@ def test_seeds_and_samples_differ(tiny_llama: TinyModel) -> None:
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("delivered", [0, 1, 9])
 def test_prefill_transfer_and_decode_are_as_one_engine(
-    tiny_llama: TinyModel, sampling: dict[str, float], delivered: int
+    tiny_llama: TinyModel, sampling: dict[str, Any], delivered: int
 ) -> None:
     expected = alone(tiny_llama.folder, requests_for(sampling))
     with ExitStack() as stack:

@@ -84,21 +84,27 @@ async def test_malformed_tickets_are_refused(worker: Worker, change: dict[str, o
 
 
 BAD_REQUESTS = [
-    pb.PrefillRequest(sampling=pb.Sampling(max_tokens=1, top_p=1), samples=[pb.Sample()]),
     pb.PrefillRequest(
-        prompt_token_ids=[7], sampling=pb.Sampling(max_tokens=1, top_p=1), samples=[]
-    ),
-    pb.PrefillRequest(
-        prompt_token_ids=[100], sampling=pb.Sampling(max_tokens=1, top_p=1), samples=[pb.Sample()]
+        sampling=pb.Sampling(max_tokens=1, top_p=1, repetition_penalty=1), samples=[pb.Sample()]
     ),
     pb.PrefillRequest(
         prompt_token_ids=[7],
-        sampling=pb.Sampling(max_tokens=2, top_p=1),
+        sampling=pb.Sampling(max_tokens=1, top_p=1, repetition_penalty=1),
+        samples=[],
+    ),
+    pb.PrefillRequest(
+        prompt_token_ids=[100],
+        sampling=pb.Sampling(max_tokens=1, top_p=1, repetition_penalty=1),
+        samples=[pb.Sample()],
+    ),
+    pb.PrefillRequest(
+        prompt_token_ids=[7],
+        sampling=pb.Sampling(max_tokens=2, top_p=1, repetition_penalty=1),
         samples=[pb.Sample(output_token_ids=[1, 2])],
     ),
     pb.PrefillRequest(
         prompt_token_ids=[7],
-        sampling=pb.Sampling(max_tokens=2, top_p=1, temperature=float("nan")),
+        sampling=pb.Sampling(max_tokens=2, top_p=1, repetition_penalty=1, temperature=float("nan")),
         samples=[pb.Sample()],
     ),
 ]

@@ -26,6 +26,14 @@ def make_prompt(max_tokens: int = 50) -> ValidPrompt:
         seed=1 << 63,
         stop_token_ids=(9,),
         ignore_eos=True,
+        min_p=0.125,
+        presence_penalty=-1.5,
+        frequency_penalty=1.25,
+        repetition_penalty=1.5,
+        logit_bias=((5, -100.0), (6, 0.5)),
+        min_tokens=1,
+        allowed_token_ids=(5, 11),
+        bad_words=((1, 2), (3,)),
     )
     return ValidPrompt(RequestId("r-0"), (1, 2, 3), sampling)
 

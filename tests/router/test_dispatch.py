@@ -31,6 +31,14 @@ async def test_two_calls_and_one_answer(start_bench: StartBench) -> None:
             seed=1 << 63,
             stop_token_ids=[9],
             ignore_eos=True,
+            min_p=0.125,
+            presence_penalty=-1.5,
+            frequency_penalty=1.25,
+            repetition_penalty=1.5,
+            logit_bias=[pb.LogitBias(token_id=5, bias=-100), pb.LogitBias(token_id=6, bias=0.5)],
+            min_tokens=1,
+            allowed_token_ids=[5, 11],
+            bad_words=[pb.TokenSequence(token_ids=[1, 2]), pb.TokenSequence(token_ids=[3])],
         )
         assert [len(call.samples) for call in (generate, prefill)] == [1, 1]
         assert 0 < generate.remaining_ms <= 5000

@@ -1,5 +1,7 @@
 """Bodies: what is taken, what is refused, and by which name."""
 
+import math
+
 import pytest
 
 from router.errors import BadRequest
@@ -63,6 +65,26 @@ def test_what_asks_for_nothing_is_taken(harmless: JSONObject) -> None:
         ({"prompt": "Hi"}, "prompt"),
         ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
         ({"cache_salt": ""}, "cache_salt"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"presence_penalty": "1"}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty"),
+        ({"logit_bias": {"5": 100.5}}, "logit_bias.5"),
+        ({"logit_bias": {"5": math.nan}}, "logit_bias.5"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias.-5"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids.0"),
+        ({"bad_words": [""]}, "bad_words.0"),
+        ({"bad_words": "a"}, "bad_words"),
+        ({"bad_words": ["a"] * 129}, "bad_words"),
+        ({"bad_words": ["a" * 257]}, "bad_words.0"),
         ({"cache_salt": 1}, "cache_salt"),
         ({"cache_salt": "x" * 257}, "cache_salt"),
     ],

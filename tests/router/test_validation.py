@@ -91,3 +91,48 @@ async def test_two_words_for_one_limit(validator: Validator) -> None:
     body = ChatBody.parse({"model": "tiny", "messages": messages, **both})
     with pytest.raises(BadRequest):
         await validator.chat(ID, body)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"logit_bias": {"320": 1}}, "logit_bias"),
+        ({"allowed_token_ids": [1, 320]}, "allowed_token_ids"),
+        ({"stop_token_ids": [320]}, "stop_token_ids"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"min_tokens": 17}, "min_tokens"),
+    ],
+)
+async def test_refusals_that_need_the_tokenizer(
+    validator: Validator, change: dict[str, object], param: str
+) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        await complete(validator, prompt="a", **change)
+    assert refusal.value.param == param
+    assert any(number in refusal.value.message for number in ("320", "5", "16"))
+
+
+async def test_bad_words_are_banned_with_and_without_a_space(
+    validator: Validator, tokenizer: TextTokenizer
+) -> None:
+    request = await complete(validator, prompt="a", bad_words=["Paris", " relay baton"])
+    words = request.prompts[0].sampling.bad_words
+    texts = ["Paris", " Paris", "relay baton", " relay baton"]
+    assert words == tuple(tokenizer.encode_bare(text) for text in texts)
+    assert max(map(len, words)) > 1
+
+
+async def test_how_tokens_are_chosen_is_carried_over(validator: Validator) -> None:
+    request = await complete(
+        validator,
+        prompt="a",
+        presence_penalty=1,
+        logit_bias={"7": -100, "8": 1.5},
+        allowed_token_ids=[3, 9, 3],
+        min_tokens=2,
+    )
+    sampling = request.prompts[0].sampling
+    assert sampling.presence_penalty == 1
+    assert sampling.logit_bias == ((7, -100), (8, 1.5))
+    assert sampling.allowed_token_ids == (3, 9)
+    assert sampling.min_tokens == 2

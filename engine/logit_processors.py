@@ -1,0 +1,172 @@
+"""Changes logits as samples ask for, before a token is chosen; many samples at a time.
+
+The order is that of vLLM's sampler, as its documentation states it:
+
+1. masks: a grammar's, `allowed_token_ids`, `bad_words`, `min_tokens`
+2. `logit_bias`
+3. `repetition_penalty` (prompt and outputs), `frequency_penalty`, `presence_penalty` (outputs)
+
+Temperature, min-p, top-k and top-p come behind (engine/sampler.py). What a mask takes away is
+-inf. Of several masks the later ones give way where nothing would be left: a grammar goes before
+`allowed_token_ids`, and that before `bad_words` and `min_tokens`.
+
+Only rows that ask for something are touched, and of those only the logits concerned, but for
+masked rows. What the host knows goes over by one copy; nothing here waits for the device. No row
+depends on another.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.logit_rules import LogitRules, Words, remove_ids
+
+
+class RowRules(NamedTuple):
+    """What one row of logits asks for."""
+
+    rules: LogitRules | None
+    grammar: Words | None
+    """A grammar's set of token ids that may come next; see `sampler.SampleRow.grammar`."""
+
+
+def process_logits(logits: Tensor, rows: Rows[RowRules]) -> Tensor:
+    """[L, vocab] float32; the tensor itself if no row asks for anything, else a changed copy."""
+    masked = []
+    bans: list[_Cells] = []
+    biases: list[_Cells] = []
+    penalties: list[_Cells] = []
+    vocab_size = logits.shape[1]
+    for index, (rules, grammar) in enumerate(rows):
+        if rules is None:
+            if grammar is not None:
+                masked.append((index, grammar))
+            continue
+        banned = rules.banned_token_ids()
+        words = _meet(grammar, rules.allowed_words(vocab_size))
+        if words is not None:
+            masked.append((index, remove_ids(words, banned)))
+        elif 0 < len(banned) < vocab_size:
+            bans.append(_Cells(index, np.array(banned)))
+        if rules.params.logit_bias:
+            biases.append(_bias_cells(index, rules))
+        if rules.has_penalties:
+            penalties.append(_penalty_cells(index, rules))
+    if not (masked or bans or biases or penalties):
+        return logits
+    parts = _to_device(
+        [
+            np.array([index for index, _ in masked], dtype=np.int32),
+            np.concatenate([words for _, words in masked]) if masked else _NO_WORDS,
+            *_columns(bans, 0, vocab_size),
+            *_columns(biases, 1, vocab_size),
+            *_columns(penalties, 4, vocab_size),
+        ],
+        logits.device,
+    )
+    processed = logits.clone()
+    _mask(processed, next(parts), next(parts))
+    flat = processed.view(-1)
+    _ban(flat, next(parts))
+    _add_bias(flat, next(parts), next(parts))
+    _penalize(flat, *parts)
+    return processed
+
+
+class _Cells(NamedTuple):
+    """Logits of one row, and numbers for each of them."""
+
+    row: int
+    token_ids: npt.NDArray[np.int64]  # [n]
+    columns: tuple[npt.NDArray[np.float32], ...] = ()  # [n] each
+
+
+_NO_WORDS: Words = np.empty(0, dtype=np.int32)
+
+
+def _bias_cells(row: int, rules: LogitRules) -> _Cells:
+    token_ids, values = zip(*rules.params.logit_bias, strict=True)
+    return _Cells(row, np.array(token_ids), (np.array(values, dtype=np.float32),))
+
+
+def _penalty_cells(row: int, rules: LogitRules) -> _Cells:
+    params, counts = rules.params, rules.output_counts
+    fixed = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    columns = (np.full(len(counts), value, dtype=np.float32) for value in fixed)
+    return _Cells(row, rules.seen_token_ids, (counts, *columns))
+
+
+def _columns(
+    cells: Rows[_Cells], num_columns: int, vocab_size: int
+) -> Iterator[npt.NDArray[np.int32]]:
+    """Their places in flat logits, then their columns, as int32 words, all rows in one."""
+    if not cells:
+        yield from [_NO_WORDS] * (1 + num_columns)
+        return
+    places = [row * vocab_size + token_ids for row, token_ids, _ in cells]
+    yield np.concatenate(places).astype(np.int32)
+    for index in range(num_columns):
+        yield np.concatenate([columns[index] for _, _, columns in cells]).view(np.int32)
+
+
+def _to_device(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> Iterator[Tensor]:
+    """Each of them, [n] int32, by one copy of all."""
+    sizes = [len(array) for array in arrays]
+    host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+    np.concatenate(arrays, out=host.numpy())  # host memory
+    return iter(torch.split(host.to(device, non_blocking=True), sizes))
+
+
+def _meet(grammar: Words | None, allowed: Words | None) -> Words | None:
+    if grammar is None or allowed is None:
+        return allowed if grammar is None else grammar
+    both = grammar & allowed
+    return both if both.any() else grammar
+
+
+def _mask(logits: Tensor, where: Tensor, words: Tensor) -> None:
+    """words: [rows * words of a row]"""
+    if not where.numel():
+        return
+    bits = torch.arange(32, dtype=torch.int32, device=words.device)
+    lacks = (words.unsqueeze(1) >> bits).bitwise_and_(1) == 0
+    lacks = lacks.view(len(where), -1)[:, : logits.shape[1]]
+    if len(where) == len(logits):
+        logits.masked_fill_(lacks, -torch.inf)
+    else:
+        rows = where.long()
+        logits.index_copy_(0, rows, logits[rows].masked_fill_(lacks, -torch.inf))
+
+
+def _ban(flat: Tensor, places: Tensor) -> None:
+    if places.numel():
+        flat.index_fill_(0, places.long(), -torch.inf)
+
+
+def _add_bias(flat: Tensor, places: Tensor, bias: Tensor) -> None:
+    if places.numel():
+        flat.index_add_(0, places.long(), bias.view(torch.float32))
+
+
+def _penalize(
+    flat: Tensor,
+    places: Tensor,
+    counts: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+) -> None:
+    if not places.numel():
+        return
+    where, counts = places.long(), counts.view(torch.float32)
+    repetition = repetition.view(torch.float32)
+    chosen = flat[where]
+    chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
+    chosen -= frequency.view(torch.float32) * counts
+    chosen -= presence.view(torch.float32) * (counts > 0)
+    flat.index_copy_(0, where, chosen)

@@ -1,0 +1,76 @@
+"""What a peer may ask of an engine: taken as it is meant, or refused with a text that names it."""
+
+import math
+
+import pytest
+
+from engine.errors import InvalidRequest
+from engine.request import EngineRequest, Leg, RequestId, SamplingParams
+from engine.request_message import engine_request
+from protos import serving_pb2 as pb
+
+VOCAB_SIZE = 100
+
+
+def taken(**changes: object) -> EngineRequest:
+    off: dict[str, object] = {"max_tokens": 9, "top_p": 1.0, "repetition_penalty": 1.0}
+    sampling = pb.Sampling(**{**off, **changes})  # type: ignore[arg-type]
+    message = pb.GenerateRequest(prompt_token_ids=[1], sampling=sampling, samples=[pb.Sample()])
+    return engine_request(message, Leg.LOCAL, RequestId("r"), VOCAB_SIZE)
+
+
+def test_off_is_the_engine_s_default() -> None:
+    assert taken().sampling == SamplingParams(max_tokens=9)
+
+
+def test_everything_is_carried_over() -> None:
+    request = taken(
+        min_p=0.5,
+        presence_penalty=2,
+        frequency_penalty=-2,
+        repetition_penalty=0.5,
+        logit_bias=[pb.LogitBias(token_id=99, bias=-100)],
+        min_tokens=9,
+        allowed_token_ids=[1, 99],
+        bad_words=[pb.TokenSequence(token_ids=[1, 2])],
+    )
+    assert request.sampling == SamplingParams(
+        max_tokens=9,
+        min_p=0.5,
+        presence_penalty=2,
+        frequency_penalty=-2,
+        repetition_penalty=0.5,
+        logit_bias=((99, -100.0),),
+        min_tokens=9,
+        allowed_token_ids=(1, 99),
+        bad_words=((1, 2),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": math.nan}, "top_p"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"min_p": math.nan}, "min_p"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -math.inf}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty"),
+        ({"min_tokens": 10}, "min_tokens"),
+        ({"logit_bias": [pb.LogitBias(token_id=1, bias=101)]}, "logit_bias"),
+        ({"logit_bias": [pb.LogitBias(token_id=1, bias=math.nan)]}, "logit_bias"),
+        ({"logit_bias": [pb.LogitBias(token_id=100)]}, "100"),
+        ({"allowed_token_ids": [100]}, "100"),
+        ({"stop_token_ids": [100]}, "100"),
+        ({"bad_words": [pb.TokenSequence(token_ids=[100])]}, "100"),
+        ({"bad_words": [pb.TokenSequence()]}, "bad_words"),
+    ],
+)
+def test_refusals_name_what_is_wrong(change: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        taken(**change)
