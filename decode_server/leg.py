@@ -31,6 +31,7 @@ from engine.request import (
     Reserved,
     TokensOut,
 )
+from engine.request_message import token_logprobs
 from kvfabric.fabric import Fabric
 from kvfabric.ticket import Ticket
 from protos import serving_pb2 as pb
@@ -171,11 +172,15 @@ class DecodeLeg:
         self._handoff.ticket = None
         self._committed_ns = time.monotonic_ns()
         commit = pb.Commit.FromString(verdict.commit)
-        token_id = commit.first_tokens[0].token_id if commit.first_tokens else None
+        token_id, logprobs = None, None
+        if commit.first_tokens:
+            first = commit.first_tokens[0]
+            token_id = first.token_id
+            logprobs = token_logprobs(first.logprobs) if first.HasField("logprobs") else None
         if self._num_tickets == 1:  # a later leg may hit what an earlier one has computed for us
             hits = [first.num_cached_tokens for first in commit.first_tokens]
             self._num_cached_tokens = max(self._num_cached_tokens, *hits, 0)
-        self._engine.engine.attach(self._request.request_id, token_id)
+        self._engine.engine.attach(self._request.request_id, token_id, logprobs)
         self._timings.install_ns = self._handoff.install_ns
         self._timings.kv_nbytes += verdict.report.nbytes
         self._timings.kv_frames += verdict.report.frames
@@ -203,6 +208,7 @@ class DecodeLeg:
                     first_index=tokens.first_index,
                     token_ids=tokens.token_ids,
                     num_cached_tokens=0 if tokens.first_index else self._num_cached_tokens,
+                    logprobs=[pb.TokenLogprobs(**entry._asdict()) for entry in tokens.logprobs],
                 )
             )
         ]

@@ -60,6 +60,7 @@ def _joined(earlier: TokensOut, later: TokensOut) -> TokensOut:
         first_index=earlier.first_index,
         token_ids=earlier.token_ids + later.token_ids,
         finish_reason=later.finish_reason,
+        logprobs=earlier.logprobs + later.logprobs,
     )
 
 

@@ -20,7 +20,7 @@ from engine.kv_copier import KVCopier
 from engine.model import Model
 from engine.model_runner import ModelRunner
 from engine.prefix_cache import PrefixCache
-from engine.request import EngineEvent, RequestId
+from engine.request import EngineEvent, RequestId, TokenLogprobs
 from engine.scheduler import Scheduler
 from engine.weights import ModelWeights, load_weights, random_weights
 
@@ -63,12 +63,17 @@ class Engine(EngineLoop):
             scheduler, runner, on_events, self.model_config.eos_token_ids, nice=config.nice
         )
 
-    def attach(self, request_id: RequestId, first_token_id: int | None) -> None:
+    def attach(
+        self,
+        request_id: RequestId,
+        first_token_id: int | None,
+        logprobs: TokenLogprobs | None = None,
+    ) -> None:
         """See EngineLoop.attach. Raises InvalidRequest for a token the model does not know: it
         comes from a peer, and would break the device."""
         if first_token_id is not None and not 0 <= first_token_id < self.model_config.vocab_size:
             raise InvalidRequest(f"first token {first_token_id} is not in the vocabulary")
-        super().attach(request_id, first_token_id)
+        super().attach(request_id, first_token_id, logprobs)
 
     def stop(self) -> None:
         """See EngineLoop.stop; completes the copies under way."""

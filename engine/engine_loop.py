@@ -27,7 +27,7 @@ from engine.command_queue import CommandQueue
 from engine.errors import EngineError, EngineStopped, OutOfDeviceMemory
 from engine.kv_lease import KVLease
 from engine.model_runner import Runner
-from engine.request import EngineEvent, EngineRequest, RequestFailed, RequestId
+from engine.request import EngineEvent, EngineRequest, RequestFailed, RequestId, TokenLogprobs
 from engine.scheduled_batch import ScheduledBatch
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -127,10 +127,15 @@ class EngineLoop:
         future raises UnknownRequest, EngineStopped."""
         return self._ask(partial(self._scheduler.lease, request_id))
 
-    def attach(self, request_id: RequestId, first_token_id: int | None) -> None:
+    def attach(
+        self,
+        request_id: RequestId,
+        first_token_id: int | None,
+        logprobs: TokenLogprobs | None = None,
+    ) -> None:
         """`Leg.DECODE`, claimed: all KV of the prompt is in its blocks. It joins the next batch,
         or has finished with that token; tells TokensOut of it. See `Scheduler.attach`."""
-        self._commands.post(partial(self._on_attach, request_id, first_token_id))
+        self._commands.post(partial(self._on_attach, request_id, first_token_id, logprobs))
 
     def _ask(self, question: Callable[[], KVLease]) -> Future[KVLease]:
         future: Future[KVLease] = Future()
@@ -181,17 +186,17 @@ class EngineLoop:
         for seq in batch.seqs:
             seq.first_scheduled_ns = seq.first_scheduled_ns or now_ns
         try:
-            token_ids = self._runner.run(batch.seqs)
+            output = self._runner.run(batch.seqs)
         except OutOfDeviceMemory as error:
             logger.exception("a step of %d sequences failed", len(batch.seqs))
             self._meter.drop()
             self._fail(batch.seqs, str(error))
             return
         work = batch.work()
-        computed = self._scheduler.update(batch, token_ids)
+        computed = self._scheduler.update(batch, output.token_ids)
         self._counters.count(computed)
-        self._events += events_after_step(computed, time.monotonic_ns())
-        self._meter.end(work, is_waited_for=bool(token_ids))
+        self._events += events_after_step(computed, output, time.monotonic_ns())
+        self._meter.end(work, is_waited_for=bool(output.token_ids))
 
     def _tell(self) -> None:
         """Publishes the stats first: who hears an event finds them as new as the event."""
@@ -200,7 +205,9 @@ class EngineLoop:
             events, self._events = self._events, []
             self.on_events(events)
 
-    def _on_attach(self, request_id: RequestId, first_token_id: int | None) -> None:
+    def _on_attach(
+        self, request_id: RequestId, first_token_id: int | None, logprobs: TokenLogprobs | None
+    ) -> None:
         seq = self._scheduler.attach(request_id, first_token_id)
         if seq is None:
             return
@@ -208,7 +215,7 @@ class EngineLoop:
         if seq.lease is not None:
             self._runner.wait_for_copies(seq.lease)
         if first_token_id is not None and not seq.request.output_token_ids:
-            self._events.append(token_out(seq, first_token_id))
+            self._events.append(token_out(seq, first_token_id, logprobs))
 
     def _on_stop(self) -> None:
         self._is_stopping = True

@@ -16,8 +16,10 @@ from engine.errors import OutOfDeviceMemory
 from engine.kv_cache import KVCache
 from engine.kv_copier import KVCopier
 from engine.kv_lease import KVLease
+from engine.logprobs import StepLogprobs
 from engine.model import Model
 from engine.sampler import SampleRow, sample_tokens
+from engine.scheduled_batch import StepOutput
 from engine.sequence import Sequence
 
 
@@ -31,8 +33,8 @@ class Runner(Protocol):
     def start(self) -> None:
         """First call on the engine thread."""
 
-    def run(self, seqs: list[Sequence]) -> list[int]:
-        """Computes the scheduled tokens; one token id for each that samples, in order. Raises
+    def run(self, seqs: list[Sequence]) -> StepOutput:
+        """Computes the scheduled tokens; a token for each that samples, in order. Raises
         OutOfDeviceMemory; any other exception means that the device or the code is broken."""
 
     def wait_for_copies(self, lease: KVLease) -> None:
@@ -58,14 +60,14 @@ class ModelRunner:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def run(self, seqs: list[Sequence]) -> list[int]:
+    def run(self, seqs: list[Sequence]) -> StepOutput:
         try:
             return self._run(seqs)
         except torch.OutOfMemoryError as error:
             raise OutOfDeviceMemory(str(error)) from error
 
     @torch.inference_mode()
-    def _run(self, seqs: list[Sequence]) -> list[int]:
+    def _run(self, seqs: list[Sequence]) -> StepOutput:
         sampling = [seq for seq in seqs if seq.samples_next]
         batch = BatchInput.build(
             [_batch_row(seq) for seq in seqs], self._kv_cache.block_size, self._device
@@ -73,11 +75,11 @@ class ModelRunner:
         logits = self._model.forward(batch, self._kv_cache)
         self._copier.record_compute()
         if not sampling:
-            return []
-        token_ids: list[int] = sample_tokens(
-            logits, [_sample_row(seq) for seq in sampling]
-        ).tolist()  # sync point
-        return token_ids
+            return StepOutput([])
+        token_ids = sample_tokens(logits, [_sample_row(seq) for seq in sampling])
+        logprobs = StepLogprobs(logits, [seq.request.sampling.num_logprobs for seq in sampling])
+        read = logprobs.pack(token_ids).cpu().numpy()  # sync point
+        return StepOutput(read[: len(sampling)].tolist(), logprobs.unpack(read))  # host memory
 
     def wait_for_copies(self, lease: KVLease) -> None:
         self._copier.wait_scatters(lease)

@@ -6,10 +6,13 @@ engine answers with `EngineEvent`s, all events of one step in one call.
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
+
+MAX_TOP_LOGPROBS = 20
+"""Likeliest tokens told of a position, at most; as in OpenAI's API."""
 
 
 class Leg(Enum):
@@ -32,6 +35,18 @@ class FinishReason(Enum):
 
     LENGTH = "length"
     """`max_tokens`, or the model's context, is used up."""
+
+
+class TokenLogprobs(NamedTuple):
+    """How likely a token was to the model itself: natural logarithms of its probabilities, before
+    masks, bias, penalties, temperature and filters (vLLM's `raw_logprobs`)."""
+
+    logprob: float
+    rank: int
+    """1: no token was likelier."""
+    top_token_ids: tuple[int, ...]
+    """The likeliest tokens, as many as were asked for, the likeliest first."""
+    top_logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +81,9 @@ class SamplingParams:
     """Nothing else is sampled; empty: anything may be."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that the outputs never contain."""
+    num_logprobs: int = 0
+    """Told of each output token: 0 nothing, 1 its own logprob, 1 + k the k likeliest
+    tokens' too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +165,8 @@ class TokensOut:
     first_index: int
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,14 @@ from itertools import chain
 from typing import Protocol
 
 from engine.errors import InvalidRequest
-from engine.request import EngineRequest, Leg, RequestId, SamplingParams
+from engine.request import (
+    MAX_TOP_LOGPROBS,
+    EngineRequest,
+    Leg,
+    RequestId,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 
 class LogitBiasMessage(Protocol):
@@ -42,6 +49,7 @@ class SamplingMessage(Protocol):
     frequency_penalty: float
     repetition_penalty: float
     min_tokens: int
+    num_logprobs: int
 
     @property
     def stop_token_ids(self) -> Iterable[int]: ...
@@ -54,6 +62,19 @@ class SamplingMessage(Protocol):
 
     @property
     def bad_words(self) -> Iterable["TokenSequenceMessage"]: ...
+
+
+class LogprobsMessage(Protocol):
+    """serving.proto: TokenLogprobs."""
+
+    logprob: float
+    rank: int
+
+    @property
+    def top_token_ids(self) -> Iterable[int]: ...
+
+    @property
+    def top_logprobs(self) -> Iterable[float]: ...
 
 
 class SampleMessage(Protocol):
@@ -77,6 +98,15 @@ class RequestMessage(Protocol):
 
     @property
     def samples(self) -> Sequence[SampleMessage]: ...
+
+
+def token_logprobs(message: LogprobsMessage) -> TokenLogprobs:
+    return TokenLogprobs(
+        logprob=message.logprob,
+        rank=message.rank,
+        top_token_ids=tuple(message.top_token_ids),
+        top_logprobs=tuple(message.top_logprobs),
+    )
 
 
 def engine_request(
@@ -138,7 +168,14 @@ def _sampling_params(message: SamplingMessage, vocab_size: int) -> SamplingParam
         min_tokens=message.min_tokens,
         allowed_token_ids=_check_ids(message.allowed_token_ids, vocab_size),
         bad_words=_bad_words(message.bad_words, vocab_size),
+        num_logprobs=_num_logprobs(message.num_logprobs),
     )
+
+
+def _num_logprobs(count: int) -> int:
+    if count > 1 + MAX_TOP_LOGPROBS:
+        raise InvalidRequest(f"{count - 1} top_logprobs; at most {MAX_TOP_LOGPROBS} are told")
+    return count
 
 
 def _logit_bias(

@@ -1,8 +1,9 @@
 """What passes between the scheduler and the step: `ScheduledBatch` in, `Computed` out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.request import TokenLogprobs
 from engine.sequence import Sequence
 from engine.step_cost import StepWork, sequence_work
 
@@ -25,6 +26,16 @@ class ScheduledBatch:
         parts = [StepWork(steps=1)]
         parts += [sequence_work(s.num_computed_tokens, s.num_scheduled_tokens) for s in self.seqs]
         return StepWork(*map(sum, zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the tensor side answers to a step."""
+
+    token_ids: list[int]
+    """One for each sequence that samples, in batch order."""
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    """One for each token, None where none was asked for; or empty: nobody asked."""
 
 
 class Computed(NamedTuple):

@@ -8,9 +8,10 @@ from engine.request import (
     PrefixHit,
     ReservationLost,
     Reserved,
+    TokenLogprobs,
     TokensOut,
 )
-from engine.scheduled_batch import Computed, ScheduledBatch
+from engine.scheduled_batch import Computed, ScheduledBatch, StepOutput
 from engine.sequence import Sequence
 
 
@@ -31,20 +32,29 @@ def events_before_step(batch: ScheduledBatch, now_ns: int) -> list[EngineEvent]:
     ]
 
 
-def events_after_step(computed: Iterable[Computed], now_ns: int) -> list[EngineEvent]:
+def events_after_step(
+    computed: Iterable[Computed], output: StepOutput, now_ns: int
+) -> list[EngineEvent]:
     """A prefill leg's last chunk comes before its token."""
     events: list[EngineEvent] = []
+    logprobs = iter(output.logprobs)
     for done in computed:
         if done.seq.is_prefill_leg:
             events.append(_chunk(done, now_ns))
         if done.token_id is not None:
-            events.append(token_out(done.seq, done.token_id))
+            events.append(token_out(done.seq, done.token_id, next(logprobs, None)))
     return events
 
 
-def token_out(seq: Sequence, token_id: int) -> TokensOut:
+def token_out(seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> TokensOut:
     """`token_id`, which `seq` ends in now."""
-    return TokensOut(seq.request_id, seq.num_output_tokens - 1, (token_id,), seq.finish_reason)
+    return TokensOut(
+        seq.request_id,
+        seq.num_output_tokens - 1,
+        (token_id,),
+        seq.finish_reason,
+        (logprobs,) if logprobs is not None else (),
+    )
 
 
 def _chunk(done: Computed, now_ns: int) -> ChunkComputed:

@@ -155,6 +155,8 @@ class PrefillLeg:
             finish_reason=FINISH_REASONS[tokens.finish_reason],
             num_cached_tokens=self._num_cached_tokens,
         )
+        for entry in tokens.logprobs:
+            first.logprobs.CopyFrom(pb.TokenLogprobs(**entry._asdict()))
         if tokens.finish_reason is None:
             self._commit(pb.Commit(first_tokens=[first]))
         else:

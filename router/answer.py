@@ -7,8 +7,8 @@ answered with a proper status.
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from router.choice import Piece, PieceToken
 from router.exchange import Reply
-from router.generation import Piece
 from router.request import ValidRequest
 from router.responses import Format, PromptTokensDetails, Usage, WholeChoice
 
@@ -27,15 +27,18 @@ async def _collect(
     request: ValidRequest, pieces: AsyncGenerator[Piece, None], form: Format, reply: Reply
 ) -> None:
     texts = ["" for _ in request.prompts]
+    tokens: list[tuple[PieceToken, ...]] = [() for _ in request.prompts]
     last: dict[int, Piece] = {}
     async for piece in pieces:
         texts[piece.index] += piece.text
+        tokens[piece.index] += piece.tokens
         last[piece.index] = piece
     choices = []
     for index, text in enumerate(texts):
         reason = last[index].finish_reason
         assert reason is not None, last[index]
-        choices.append(WholeChoice(index, text, reason))
+        told = tokens[index] if request.has_logprobs else None
+        choices.append(WholeChoice(index, text, told, reason))
     reply.json(form.completion(choices, _usage(request, last)))
 
 

@@ -57,13 +57,13 @@ class Router:
     async def chat(self, request_id: RequestId, body: JSONObject, reply: Reply) -> None:
         arrived = time.monotonic()
         request = await self._validator.chat(request_id, ChatBody.parse(body))
-        form = ChatFormat(request_id, self.config.served_model_name)
+        form = ChatFormat(request_id, self.config.served_model_name, self._tokenizer.token_bytes)
         await self._answer(request, form, reply, arrived)
 
     async def completion(self, request_id: RequestId, body: JSONObject, reply: Reply) -> None:
         arrived = time.monotonic()
         request = await self._validator.completion(request_id, CompletionBody.parse(body))
-        form = TextFormat(request_id, self.config.served_model_name)
+        form = TextFormat(request_id, self.config.served_model_name, self._tokenizer.token_bytes)
         await self._answer(request, form, reply, arrived)
 
     def exchange(self, work: Answer) -> Exchange:

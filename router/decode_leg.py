@@ -12,7 +12,7 @@ import asyncio
 from protos import serving_pb2 as pb
 from router.errors import LegFailed
 from router.event_stream import read_events
-from router.messages import FINISH_REASONS, generate_request
+from router.messages import FINISH_REASONS, generate_request, token_logprobs
 from router.prefill_leg import PrefillLegs
 from router.progress import Progress
 from router.tasks import cancel_and_wait
@@ -56,7 +56,8 @@ async def _run_stream(
                 await legs.start(event.reserved)
             elif event.HasField("tokens"):
                 progress.note_cached(event.tokens.num_cached_tokens)
-                progress.accept(event.tokens.first_index, event.tokens.token_ids)
+                logprobs = [token_logprobs(entry) for entry in event.tokens.logprobs]
+                progress.accept(event.tokens.first_index, event.tokens.token_ids, logprobs=logprobs)
             elif event.HasField("finished"):
                 reason = FINISH_REASONS[event.finished.reason]
                 if reason is None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from protos import serving_pb2 as pb
 from router.progress import Progress
-from router.request import FinishReason, SamplingParams, ValidPrompt
+from router.request import FinishReason, SamplingParams, TokenLogprobs, ValidPrompt
 
 FINISH_REASONS = {
     pb.FINISH_REASON_UNSPECIFIED: None,
@@ -49,6 +49,11 @@ def renew_request(prompt: ValidPrompt, ticket: pb.KVTicket) -> pb.RenewRequest:
     return pb.RenewRequest(request_id=prompt.request_id, transfer_id=ticket.transfer_id)
 
 
+def token_logprobs(message: pb.TokenLogprobs) -> TokenLogprobs:
+    top = zip(message.top_token_ids, message.top_logprobs, strict=False)
+    return TokenLogprobs(message.logprob, message.rank, tuple(top))
+
+
 def _sampling(params: SamplingParams) -> pb.Sampling:
     return pb.Sampling(
         max_tokens=params.max_tokens,
@@ -65,6 +70,7 @@ def _sampling(params: SamplingParams) -> pb.Sampling:
         logit_bias=[pb.LogitBias(token_id=id, bias=bias) for id, bias in params.logit_bias],
         min_tokens=params.min_tokens,
         allowed_token_ids=params.allowed_token_ids,
+        num_logprobs=params.num_logprobs,
         bad_words=[pb.TokenSequence(token_ids=word) for word in params.bad_words],
     )
 

@@ -17,7 +17,7 @@ import grpc
 from protos import serving_pb2 as pb
 from router.errors import LegFailed, Reopen, RouterError, from_status
 from router.event_stream import read_events
-from router.messages import FINISH_REASONS, prefill_request, renew_request
+from router.messages import FINISH_REASONS, prefill_request, renew_request, token_logprobs
 from router.policy import pick_prefill
 from router.progress import Progress
 from router.tasks import cancel_and_wait
@@ -42,7 +42,9 @@ async def run_prefill(
                     reason = FINISH_REASONS[first.finish_reason]
                     if not progress.token_ids:  # a later leg may hit what an earlier one computed
                         progress.note_cached(first.num_cached_tokens)
-                    progress.accept(0, [first.token_id], reason)
+                    has_logprobs = first.HasField("logprobs")
+                    logprobs = [token_logprobs(first.logprobs)] if has_logprobs else []
+                    progress.accept(0, [first.token_id], reason, logprobs)
                 elif event.HasField("shipped"):
                     return
 

@@ -9,10 +9,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from router.errors import Reopen
-from router.request import FinishReason, ValidPrompt
+from router.request import FinishReason, TokenLogprobs, ValidPrompt
 
-Deliver = Callable[[Sequence[int], FinishReason | None], bool]
-"""Takes the next tokens, and why the answer ends if it does; False: nothing more is wanted."""
+Deliver = Callable[[Sequence[int], FinishReason | None, Sequence[TokenLogprobs]], bool]
+"""Takes the next tokens, why the answer ends if it does, and the tokens' logprobs if the prompt
+asks for them; False: nothing more is wanted."""
 
 
 class Progress:
@@ -50,19 +51,25 @@ class Progress:
             self._note_cached(num_tokens)
 
     def accept(
-        self, first_index: int, token_ids: Sequence[int], finish_reason: FinishReason | None = None
+        self,
+        first_index: int,
+        token_ids: Sequence[int],
+        finish_reason: FinishReason | None = None,
+        logprobs: Sequence[TokenLogprobs] = (),
     ) -> None:
-        """Delivers what is new. Raises Reopen if a worker contradicts what was delivered, or
-        skips an index."""
+        """Delivers what is new. Raises Reopen if a worker contradicts what was delivered, skips
+        an index, or does not tell the logprobs that were asked for."""
         if self.is_finished:
             return
+        if self.prompt.sampling.num_logprobs and len(logprobs) != len(token_ids):
+            raise Reopen("logprobs_missing")
         known = self.token_ids[first_index : first_index + len(token_ids)]
         if first_index > len(self.token_ids) or known != list(token_ids[: len(known)]):
             raise Reopen("contradiction")
         new = token_ids[len(known) :]
         self.token_ids += new
         if new or finish_reason is not None:
-            wants_more = self._deliver(new, finish_reason)
+            wants_more = self._deliver(new, finish_reason, logprobs[len(known) :])
             self.is_finished = finish_reason is not None or not wants_more
 
     def finish(self, reason: FinishReason) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 RequestId = NewType("RequestId", str)
 
@@ -15,6 +15,16 @@ class FinishReason(Enum):
 
     LENGTH = "length"
     """`max_tokens`, or the model's context, is used up."""
+
+
+class TokenLogprobs(NamedTuple):
+    """How likely a token was to the model itself; natural logarithms."""
+
+    logprob: float
+    rank: int
+    """1: no token was likelier."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, logprob) of the likeliest tokens, as many as were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,8 @@ class SamplingParams:
     """Empty: anything."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not come."""
+    num_logprobs: int = 0
+    """Of each output token: 0 none, 1 its own, 1 + k the k likeliest tokens' too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,10 @@ class ValidRequest:
     """Texts that end an answer and are not part of it."""
     is_streaming: bool
     has_usage_chunk: bool
+
+    @property
+    def has_logprobs(self) -> bool:
+        return any(prompt.sampling.num_logprobs for prompt in self.prompts)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -11,10 +11,12 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from router.generation import Piece
+from router.choice import Piece, PieceToken
+from router.logprobs import BytesOf, ChatLogprobs, TextLogprobs
 from router.request import FinishReason, RequestId
 
 Reason = Literal["stop", "length"]
+Delta = dict[Literal["role", "content"], str]
 Object = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
 
 
@@ -22,6 +24,8 @@ Object = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
 class WholeChoice:
     index: int
     text: str
+    tokens: tuple[PieceToken, ...] | None
+    """With logprobs; None: they were not asked for."""
     finish_reason: FinishReason
 
 
@@ -34,13 +38,14 @@ class AssistantMessage(BaseModel):
 class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None
     finish_reason: Reason
 
 
 class ChatChunkChoice(BaseModel):
     index: int
-    delta: dict[Literal["role", "content"], str]
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
     finish_reason: Reason | None = None
 
 
@@ -49,7 +54,7 @@ class TextChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None
     finish_reason: Reason | None
 
 
@@ -83,9 +88,10 @@ class Format(ABC):
     whole_object: Object
     chunk_object: Object
 
-    def __init__(self, request_id: RequestId, model: str) -> None:
+    def __init__(self, request_id: RequestId, model: str, bytes_of: BytesOf) -> None:
         self._id = f"{self.prefix}-{request_id}"
         self._model = model
+        self._bytes_of = bytes_of
         self._created = int(time.time())
 
     @abstractmethod
@@ -142,17 +148,27 @@ class ChatFormat(Format):
 
     def delta(self, piece: Piece) -> list[ChatChunkChoice]:
         index, reason = piece.index, piece.finish_reason
+        logprobs = self._logprobs(piece.tokens or None)
         choices = []
         if piece.text:
-            choices.append(ChatChunkChoice(index=index, delta={"content": piece.text}))
+            delta: Delta = {"content": piece.text}
+            choices.append(ChatChunkChoice(index=index, delta=delta, logprobs=logprobs))
+            logprobs = None
         if reason is not None:
-            choices.append(ChatChunkChoice(index=index, delta={}, finish_reason=reason.value))
+            end = ChatChunkChoice(
+                index=index, delta={}, logprobs=logprobs, finish_reason=reason.value
+            )
+            choices.append(end)
         return choices
+
+    def _logprobs(self, tokens: Sequence[PieceToken] | None) -> ChatLogprobs | None:
+        return None if tokens is None else ChatLogprobs.of(tokens, self._bytes_of)
 
     def choice(self, whole: WholeChoice) -> ChatChoice:
         return ChatChoice(
             index=whole.index,
             message=AssistantMessage(content=whole.text),
+            logprobs=self._logprobs(whole.tokens),
             finish_reason=whole.finish_reason.value,
         )
 
@@ -168,8 +184,19 @@ class TextFormat(Format):
         reason: Reason | None = (
             piece.finish_reason.value if piece.finish_reason is not None else None
         )
-        return [TextChoice(index=piece.index, text=piece.text, finish_reason=reason)]
+        logprobs = self._logprobs(piece.tokens or None)
+        return [
+            TextChoice(index=piece.index, text=piece.text, logprobs=logprobs, finish_reason=reason)
+        ]
+
+    def _logprobs(self, tokens: Sequence[PieceToken] | None) -> TextLogprobs | None:
+        return None if tokens is None else TextLogprobs.of(tokens, self._bytes_of)
 
     def choice(self, whole: WholeChoice) -> TextChoice:
         reason: Reason = whole.finish_reason.value
-        return TextChoice(index=whole.index, text=whole.text, finish_reason=reason)
+        return TextChoice(
+            index=whole.index,
+            text=whole.text,
+            logprobs=self._logprobs(whole.tokens),
+            finish_reason=reason,
+        )

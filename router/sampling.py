@@ -38,6 +38,7 @@ def sampling_params(body: RequestBody, tokenizer: TextTokenizer) -> SamplingPara
         logit_bias=tuple(bias.items()),
         min_tokens=body.min_tokens,
         allowed_token_ids=tuple(dict.fromkeys(allowed)),
+        num_logprobs=body.num_logprobs,
         bad_words=tuple(dict.fromkeys(_bad_words(body.bad_words, tokenizer))),
     )
 

@@ -5,6 +5,7 @@ support is refused too, unless its value asks for nothing (`n` of 1, an empty `t
 clients always send those.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
@@ -20,7 +21,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
     "n": (1,),
@@ -74,7 +74,7 @@ class ChatMessage(_Strict):
         return "".join(part.text for part in self.content)
 
 
-class RequestBody(_Strict):
+class RequestBody(_Strict, ABC):
     """What both kinds of completion have."""
 
     model: str
@@ -103,6 +103,11 @@ class RequestBody(_Strict):
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    @property
+    @abstractmethod
+    def num_logprobs(self) -> int:
+        """As `SamplingParams` has it. Raises BadRequest."""
 
     @classmethod
     def parse(cls, body: JSONObject) -> Self:
@@ -133,12 +138,27 @@ class ChatBody(RequestBody):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+
+    @property
+    def num_logprobs(self) -> int:
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest(
+                "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
+            )
+        return 1 + self.top_logprobs if self.logprobs else 0
 
 
 class CompletionBody(RequestBody):
     """POST /v1/completions"""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @property
+    def num_logprobs(self) -> int:
+        return 0 if self.logprobs is None else 1 + self.logprobs
 
 
 def _asks_nothing(model: type[BaseModel], name: str, value: object) -> bool:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from router.chat_template import ChatTemplate, Message
 from router.detokenizer import Detokenizer
 from router.errors import BadRequest, RouterError
+from router.token_bytes import TokenBytes
 
 JSONObject = dict[str, object]
 
@@ -32,6 +33,7 @@ class TextTokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id for id, token in added.items() if token.special)
         self.vocab_size = vocab_size
+        self.token_bytes = TokenBytes(tokenizer)
 
     @classmethod
     def from_folder(cls, path: Path) -> Self:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -52,8 +52,11 @@ class Worker:
         max_tokens: int,
         outputs: Sequence[int] = (),
         cache_salt: str = "",
+        **sampling_changes: Any,
     ) -> EngineRequest:
-        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        sampling = SamplingParams(
+            **{"max_tokens": max_tokens, "ignore_eos": True, **sampling_changes}
+        )
         request_id = RequestId(f"request-{next(self._serial)}")
         return EngineRequest(
             request_id, leg, tuple(prompt), sampling, tuple(outputs), cache_salt=cache_salt
@@ -67,9 +70,10 @@ class Worker:
         *,
         local: bool = False,
         cache_salt: str = "",
+        **sampling: Any,
     ) -> DecodeLeg:
         role = Leg.LOCAL if local else Leg.DECODE
-        request = self.request(role, prompt, max_tokens, outputs, cache_salt)
+        request = self.request(role, prompt, max_tokens, outputs, cache_salt, **sampling)
         return DecodeLeg(
             self.loop_side,
             self.fabric,
@@ -85,8 +89,9 @@ class Worker:
         ticket: pb.KVTicket | None,
         outputs: Sequence[int] = (),
         cache_salt: str = "",
+        **sampling: Any,
     ) -> PrefillLeg:
-        request = self.request(Leg.PREFILL, prompt, max_tokens, outputs, cache_salt)
+        request = self.request(Leg.PREFILL, prompt, max_tokens, outputs, cache_salt, **sampling)
         return PrefillLeg(
             self.loop_side,
             self.fabric,
@@ -141,6 +146,10 @@ class DecodeEvents(Events[pb.GenerateEvent]):
     @property
     def token_ids(self) -> list[int]:
         return [token_id for event in self for token_id in event.tokens.token_ids]
+
+    @property
+    def logprobs(self) -> list[pb.TokenLogprobs]:
+        return [entry for event in self for entry in event.tokens.logprobs]
 
 
 @contextmanager

@@ -2,17 +2,24 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 
 from router.config import RouterConfig
 from router.dispatch import Dispatcher
 from router.metrics import RouterMetrics
-from router.request import FinishReason, RequestId, SamplingParams, ValidPrompt
+from router.request import FinishReason, RequestId, SamplingParams, TokenLogprobs, ValidPrompt
 from router.workers import WorkerSet
 from tests.e2e.cluster import MODEL_NAME, WorkerProcess
+
+
+@dataclass
+class Told:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class TokenClient:
@@ -22,6 +29,25 @@ class TokenClient:
         self._dispatcher = dispatcher
         self._registry = registry
         self._serial = count()
+
+    async def told(self, prompt: Sequence[int], max_tokens: int, **sampling: Any) -> Told:
+        """The output tokens and what was told beside them."""
+        cache_salt = sampling.pop("cache_salt", "")
+        off = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop_token_ids": ()}
+        params = SamplingParams(**{**off, "max_tokens": max_tokens, "ignore_eos": True, **sampling})
+        told = Told()
+
+        def deliver(
+            token_ids: Sequence[int], reason: FinishReason | None, logprobs: Sequence[TokenLogprobs]
+        ) -> bool:
+            told.token_ids += token_ids
+            told.logprobs += logprobs
+            return True
+
+        request_id = RequestId(f"test-{next(self._serial)}")
+        valid = ValidPrompt(request_id, tuple(prompt), params, cache_salt)
+        await self._dispatcher.run(valid, deliver)
+        return told
 
     async def generate(
         self,
@@ -35,25 +61,17 @@ class TokenClient:
         ignore_eos: bool = True,
         cache_salt: str = "",
     ) -> list[int]:
-        sampling = SamplingParams(
-            max_tokens=max_tokens,
+        told = await self.told(
+            prompt,
+            max_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             seed=seed,
-            stop_token_ids=(),
             ignore_eos=ignore_eos,
+            cache_salt=cache_salt,
         )
-        request_id = RequestId(f"test-{next(self._serial)}")
-        tokens: list[int] = []
-
-        def deliver(token_ids: Sequence[int], reason: FinishReason | None) -> bool:
-            tokens.extend(token_ids)
-            return True
-
-        valid = ValidPrompt(request_id, tuple(prompt), sampling, cache_salt)
-        await self._dispatcher.run(valid, deliver)
-        return tokens
+        return told.token_ids
 
     def retries(self, leg: str) -> float:
         """Legs of that kind that failed so far."""

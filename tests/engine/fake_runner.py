@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from engine.kv_lease import KVLease
 from engine.request import BlockId, EngineRequest
+from engine.scheduled_batch import StepOutput
 from engine.sequence import Sequence
 
 VOCAB_SIZE = 1000
@@ -42,7 +43,7 @@ class FakeRunner:
     def start(self) -> None:
         self.thread = threading.current_thread()
 
-    def run(self, seqs: list[Sequence]) -> list[int]:
+    def run(self, seqs: list[Sequence]) -> StepOutput:
         assert threading.current_thread() is self.thread
         self.before_step(seqs)
         token_ids = []
@@ -53,7 +54,7 @@ class FakeRunner:
             assert known == tuple(seq.token_ids[: len(known)]), "another sequence's KV"
             if seq.samples_next:
                 token_ids.append(next_token(known, seq.request.sampling.seed))
-        return token_ids
+        return StepOutput(token_ids)
 
     def wait_for_copies(self, lease: KVLease) -> None:
         self.waited.append(lease)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from router.dispatch import Dispatcher
 from router.metrics import RouterMetrics
-from router.request import FinishReason, RequestId, SamplingParams, ValidPrompt
+from router.request import FinishReason, RequestId, SamplingParams, TokenLogprobs, ValidPrompt
 from router.workers import WorkerSet
 from tests.router.configs import config_for, tasks_of_router
 from tests.router.fake_workers import FakeCluster, fake_cluster, until
@@ -44,7 +44,15 @@ class Client:
     finish_reason: FinishReason | None = None
     wanted: int = 1000
 
-    def take(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> bool:
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def take(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: FinishReason | None,
+        logprobs: Sequence[TokenLogprobs],
+    ) -> bool:
+        self.logprobs += logprobs
         self.token_ids += token_ids
         self.finish_reason = finish_reason
         return len(self.token_ids) < self.wanted

@@ -28,6 +28,22 @@ CallT = TypeVar("CallT")
 T = TypeVar("T")
 
 
+def logprobs_of(token_ids: Sequence[int], count: int) -> list[pb.TokenLogprobs]:
+    """Of each token -1 / (1 + id); of the likeliest, ids 0, 1, 2, …: 0, -1, -2, …."""
+    if not count:
+        return []
+    top = list(range(count - 1))
+    return [
+        pb.TokenLogprobs(
+            logprob=-1 / (1 + token_id),
+            rank=count,
+            top_token_ids=top,
+            top_logprobs=[-index for index in top],
+        )
+        for token_id in token_ids
+    ]
+
+
 @dataclass
 class Relay:
     """What all fake workers of a test share."""
@@ -88,7 +104,12 @@ class GenerateCall(Call[pb.GenerateRequest]):
         return transfer_id
 
     async def tokens(self, first_index: int, token_ids: Sequence[int], hit: int = 0) -> None:
-        tokens = pb.Tokens(first_index=first_index, token_ids=token_ids, num_cached_tokens=hit)
+        tokens = pb.Tokens(
+            first_index=first_index,
+            token_ids=token_ids,
+            num_cached_tokens=hit,
+            logprobs=logprobs_of(token_ids, self.request.sampling.num_logprobs),
+        )
         await self.context.write(pb.GenerateEvent(tokens=tokens))
 
     async def finish(self, reason: pb.FinishReason.ValueType = pb.FINISH_REASON_STOP) -> None:
@@ -128,6 +149,8 @@ class PrefillCall(Call[pb.PrefillRequest]):
             token_id = self.relay.answer[0]
         hit = self.relay.prefill_hit
         first = pb.FirstToken(token_id=token_id, finish_reason=reason, num_cached_tokens=hit)
+        for entry in logprobs_of([token_id], self.request.sampling.num_logprobs):
+            first.logprobs.CopyFrom(entry)
         await self.context.write(pb.PrefillEvent(first_token=first))
 
     async def ship(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.errors import Reopen
 from router.progress import Progress
-from router.request import FinishReason, RequestId, SamplingParams, ValidPrompt
+from router.request import FinishReason, RequestId, SamplingParams, TokenLogprobs, ValidPrompt
 
 ANSWER = [5, 6, 7, 8, 9]
 SAMPLING = SamplingParams(
@@ -29,7 +29,12 @@ class Client:
         self.finish_reason: FinishReason | None = None
         self._wanted = wanted
 
-    def take(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> bool:
+    def take(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: FinishReason | None,
+        logprobs: Sequence[TokenLogprobs],
+    ) -> bool:
         self.token_ids += token_ids
         self.finish_reason = finish_reason
         return len(self.token_ids) < self._wanted

@@ -39,7 +39,9 @@ def test_what_asks_for_nothing_is_taken(harmless: JSONObject) -> None:
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"frobnicate": 1}, "frobnicate"),
         ({"frobnicate": None}, "frobnicate"),
@@ -102,6 +104,20 @@ def test_what_completions_do_not_have(change: JSONObject) -> None:
         CompletionBody.parse({**COMPLETION, **change})
     assert refusal.value.param in change
     assert refusal.value.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("logprobs", [-1, 6, True, "1", 1.5])
+def test_logprobs_of_completions_are_few(logprobs: object) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        CompletionBody.parse({**COMPLETION, "logprobs": logprobs})
+    assert refusal.value.param == "logprobs"
+
+
+def test_top_logprobs_need_logprobs() -> None:
+    body = ChatBody.parse({**CHAT, "top_logprobs": 2})
+    with pytest.raises(BadRequest) as refusal:
+        body.num_logprobs  # noqa: B018
+    assert refusal.value.param == "top_logprobs"
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2, 3]]])
