@@ -26,9 +26,10 @@ from deploy.worker_config import WorkerConfig
 from deploy.worker_metrics import WorkerCollector, loop_wait_histogram, watch_tasks
 from deploy.worker_status import WorkerStatus, new_generation
 from engine.async_engine import AsyncEngine
-from engine.config import EngineConfig, ModelError
+from engine.config import ModelError
 from engine.engine import Engine
-from engine.errors import EngineStopped, InvalidRequest, RequestTooLong
+from engine.engine_config import EngineConfig
+from engine.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLong
 from kvfabric.config import FabricConfig
 from kvfabric.errors import FabricError, HandshakeRefused
 from kvfabric.fabric import Fabric
@@ -44,6 +45,7 @@ from runtime.metrics import HandoffStages, MetricsServer, new_registry
 ERRORS: ErrorTable = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     RequestTooLong: grpc.StatusCode.INVALID_ARGUMENT,
+    QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Draining: grpc.StatusCode.UNAVAILABLE,
     EngineStopped: grpc.StatusCode.UNAVAILABLE,
     TimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -146,6 +148,8 @@ def _engine_config(config: WorkerConfig) -> EngineConfig:
         max_model_len=config.max_model_len,
         token_budget=config.token_budget,
         tpot_slo_ms=config.tpot_slo_ms or None,
+        prefill_policy=config.prefill_policy,
+        max_queue_ms=config.max_queue_ms or None,
         max_num_seqs=config.max_num_seqs,
         prefix_caching=config.prefix_caching,
         num_threads=len(config.cores) or None,

@@ -39,6 +39,15 @@ class WorkerConfig:
         help="prompts are computed in such chunks that streams wait no longer than this between "
         "two tokens, as far as measured steps tell; 0: in chunks of --token-budget",
     )
+    prefill_policy: Literal["fcfs", "srf"] = flag(
+        "fcfs",
+        help="order of prompts: first come first served, or shortest remaining first with ageing",
+    )
+    max_queue_ms: float = flag(
+        10_000.0,
+        help="a prefill worker refuses prompts that would wait longer for those before them, by "
+        "prediction; they wait in the router then; 0: it refuses none",
+    )
     max_num_seqs: int = flag(64, help="sequences computed in one step, at most")
     prefix_caching: bool = flag(True, help="reuse the KV of first blocks that prompts share")
     random_weights: int | None = flag(None, help="seed; draw weights instead of reading them")
@@ -53,7 +62,9 @@ class WorkerConfig:
     connect_timeout_s: float = flag(5.0, help="to reach a peer's fabric, handshake included")
     send_timeout_s: float = flag(10.0, help="for one frame to leave")
     first_frame_timeout_s: float = flag(
-        600.0, help="for a transfer to begin after its ticket is minted: queueing, computing"
+        60.0,
+        help="for a transfer to begin after its ticket is minted: several times the --max-queue-ms "
+        "of the prefill workers, for that is a prediction",
     )
     transfer_timeout_s: float = flag(
         30.0, help="longest silence of a transfer that has begun, before another ticket is minted"

@@ -95,6 +95,7 @@ class WorkerCollector(Collector):
             "Sequences that lost their blocks to older ones.",
             stats.preemptions,
         )
+        yield from _queue_families(stats)
         yield from _step_cost_families(stats)
 
     def _fabric_families(self) -> Iterator[Metric]:
@@ -140,6 +141,19 @@ class WorkerCollector(Collector):
             CounterMetricFamily("baton_fabric_errors", "Errors of the fabric.", labels=["error"]),
             {(name,): count for name, count in stats.errors.items()},
         )
+
+
+def _queue_families(stats: EngineStats) -> Iterator[Metric]:
+    yield _gauge(
+        "baton_queue_seconds",
+        "How long a prompt that came now would wait for those before it, by prediction.",
+        stats.queue_seconds,
+    )
+    yield _counter(
+        "baton_prefills_refused",
+        "Prefill legs that would have waited longer than allowed.",
+        stats.prefills_refused,
+    )
 
 
 def _step_cost_families(stats: EngineStats) -> Iterator[Metric]:

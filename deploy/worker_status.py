@@ -22,6 +22,7 @@ class WorkerStatus:
             max_model_len=engine.max_model_len,
             block_size=engine.block_size,
             num_blocks=engine.num_blocks,
+            max_queue_ms=round(engine.config.max_queue_ms or 0),
         )
 
     def __call__(self, role: pb.Role.ValueType) -> pb.WorkerStatus:
@@ -32,6 +33,7 @@ class WorkerStatus:
             num_waiting=engine.waiting,
             num_running=engine.running,
             num_awaiting_kv=engine.awaiting_kv,
+            queue_ms=round(engine.queue_seconds * 1000),
             blocks=pb.BlockLedger(
                 free=engine.blocks.free,
                 cached=engine.blocks.cached,

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Generic, TypeVar, cast
@@ -85,14 +86,15 @@ class AsyncEngine:
         engine.on_failure = partial(self._call, on_failure)
 
     @contextmanager
-    def open(self, request: EngineRequest, post: Callable[[EngineEvent], None]) -> Iterator[None]:
+    def open(
+        self, request: EngineRequest, post: Callable[[EngineEvent], None]
+    ) -> Iterator[Future[None]]:
         """Runs `request` for as long as the block lives; `post` hears its events, on the loop.
-        Raises what `Engine.submit` raises."""
+        Raises what `Engine.submit` raises, and gives the future that it returns."""
         assert request.request_id not in self._posts, request.request_id
         self._posts[request.request_id] = post
         try:
-            self.engine.submit(request)
-            yield
+            yield self.engine.submit(request)
         finally:
             del self._posts[request.request_id]
             self.engine.abort(request.request_id)

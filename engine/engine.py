@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 
 from engine.block_pool import BlockPool
-from engine.config import EngineConfig, ModelConfig
+from engine.config import ModelConfig
+from engine.engine_config import EngineConfig
 from engine.engine_loop import EngineLoop, discard
 from engine.errors import InvalidRequest
 from engine.fingerprint import fingerprint
@@ -54,7 +55,9 @@ class Engine(EngineLoop):
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.resolve_max_model_len(self.model_config),
             cache=PrefixCache(pool, self.fingerprint) if config.prefix_caching else None,
-            tpot_slo_s=config.tpot_slo_ms / 1000 if config.tpot_slo_ms is not None else None,
+            tpot_slo_s=_seconds(config.tpot_slo_ms),
+            prefill_policy=config.prefill_policy,
+            max_queue_s=_seconds(config.max_queue_ms),
         )
         runner = ModelRunner(
             Model(self.model_config, weights), kv_cache, self.copier, config.num_threads
@@ -79,6 +82,10 @@ class Engine(EngineLoop):
         """See EngineLoop.stop; completes the copies under way."""
         super().stop()
         self.copier.close()
+
+
+def _seconds(ms: float | None) -> float | None:
+    return ms / 1000 if ms is not None else None
 
 
 def _weights(

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
+from typing import TypeVar
 
 from engine.command_queue import CommandQueue
 from engine.errors import EngineError, EngineStopped, OutOfDeviceMemory
@@ -36,6 +37,8 @@ from engine.step_events import events_after_step, events_before_step, token_out
 from engine.step_meter import StepMeter
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 HEARTBEAT_S = 0.5
 STOP_TIMEOUT_S = 30.0
@@ -101,16 +104,19 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         return self._stats
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request: EngineRequest) -> Future[None]:
         """Raises RequestTooLong if it can never fit, EngineStopped. Request ids of live requests
-        differ."""
+        differ. The future is done when it is queued; for a `Leg.PREFILL` it may raise QueueFull:
+        then no event follows."""
         self._scheduler.check_fits(request)
         now_ns = time.monotonic_ns()
         seq = Sequence(
             request, next(self._arrivals), self.max_model_len, self._eos_token_ids, now_ns
         )
-        if not self._commands.post(partial(self._scheduler.add, seq)):
+        queued: Future[None] = Future()
+        if not self._commands.post(partial(_answer, queued, partial(self._scheduler.add, seq))):
             raise EngineStopped("the engine has stopped")
+        return queued
 
     def abort(self, request_id: RequestId) -> None:
         """Any leg, any state, idempotent; unknown ids are ignored. How a `Leg.PREFILL` gives its
@@ -253,7 +259,7 @@ class EngineLoop:
             os.setpriority(os.PRIO_PROCESS, thread_id, nice)
 
 
-def _answer(future: Future[KVLease], question: Callable[[], KVLease]) -> None:
+def _answer(future: Future[T], question: Callable[[], T]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:

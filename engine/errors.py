@@ -17,6 +17,18 @@ class RequestTooLong(EngineError, ValueError):
     """The request can never fit: longer than the context, or than the whole pool."""
 
 
+class QueueFull(EngineError):
+    """So much is queued that the request would wait too long; nothing was begun."""
+
+    def __init__(self, wait_s: float, max_wait_s: float) -> None:
+        super().__init__(
+            f"the prefill queue is full: a prompt would wait {wait_s * 1e3:.0f} ms "
+            f"(predicted), at most {max_wait_s * 1e3:.0f} ms are allowed"
+        )
+        self.retry_after_s = wait_s - max_wait_s
+        """When a prompt will be taken again, if nothing else comes."""
+
+
 class UnknownRequest(EngineError, LookupError):
     """No such request here (any more)."""
 

@@ -5,11 +5,12 @@ of arrival. One step, under one token budget (the algorithm is Sarathi-Serve's, 
 
 1. Every running sequence with one uncomputed token takes it, oldest first: decodes never wait for
    a prefill. One that needs a block the pool has not got makes the youngest sequence give way.
-2. Running sequences with more to compute (prompts, resumed tails) take what is left, oldest first;
-   beside decodes that is as much as `StepPace` allows (engine/step_budget.py).
-3. Waiting ones come in, oldest first, as far as room and slots go. What was preempted is older
-   than what is new. Nobody overtakes for want of room; only a prompt that waits for the budget
-   alone is overtaken, by reservations, and its room stays spoken for.
+2. Sequences with more to compute (prompts, resumed tails), running or waiting, take what is left in
+   their order (engine/prefill_order.py); beside decodes that is as much as `StepPace` allows
+   (engine/step_budget.py).
+3. Waiting ones come in as far as room and slots go. What was preempted comes before what is new.
+   Nobody overtakes for want of room; only a prompt that waits for the budget alone is overtaken,
+   by reservations, and its room stays spoken for.
 
 Blocks: a sequence comes in with blocks for all its present tokens, so no prefill stops half way,
 and only sampled tokens make it grow. The first of them may be cached ones, which it shares: what
@@ -21,13 +22,14 @@ the oldest always progresses; prefill legs never give way, for others copy out o
 Whoever finds nobody to give way keeps what it has and waits for another step.
 """
 
-from bisect import insort
-
 from engine.block_pool import BlockPool
 from engine.errors import NotReserved, RequestTooLong, UnknownRequest
 from engine.holdings import Holdings
 from engine.kv_lease import KVLease
+from engine.prefill_order import PrefillOrder, PrefillPolicy
 from engine.prefix_cache import PrefixCache
+from engine.queue_bound import QueueBound
+from engine.queues import Queues
 from engine.request import BlockId, EngineRequest, RequestId
 from engine.scheduled_batch import Computed, ScheduledBatch
 from engine.sequence import Sequence, Status
@@ -46,6 +48,8 @@ class Scheduler:
         max_model_len: int,
         cache: PrefixCache | None = None,
         tpot_slo_s: float | None = None,
+        prefill_policy: PrefillPolicy = "fcfs",
+        max_queue_s: float | None = None,
     ) -> None:
         self.pool = pool
         self.holdings = Holdings(pool, cache)
@@ -56,16 +60,11 @@ class Scheduler:
         # The oldest can always grow to its end, alone in the pool.
         self.max_model_len = min(max_model_len, pool.num_blocks * pool.block_size)
         self.num_preemptions = 0
+        self.queue_bound = QueueBound(self.cost, token_budget, max_queue_s)
         self._pace = StepPace(self.cost, tpot_slo_s)
+        self._order = PrefillOrder(prefill_policy)
         self._seqs: dict[RequestId, Sequence] = {}
-        self._waiting: list[Sequence] = []  # oldest first, as the next two
-        self._running: list[Sequence] = []
-        self._awaiting_kv: list[Sequence] = []
-        self._queues = {
-            Status.WAITING: self._waiting,
-            Status.RUNNING: self._running,
-            Status.AWAITING_KV: self._awaiting_kv,
-        }
+        self._queues = Queues(self._order)
 
     # ── requests come and go ──
 
@@ -80,9 +79,15 @@ class Scheduler:
             )
 
     def add(self, seq: Sequence) -> None:
+        """Raises QueueFull for a prefill leg that would wait too long."""
         assert seq.request_id not in self._seqs, seq.request_id
+        self._order.enter(seq, len(self.holdings.find(seq)) * self.pool.block_size)
+        if seq.is_prefill_leg:
+            key = self._order.key
+            queued = self._queues.to_compute()
+            self.queue_bound.check(other for other in queued if key(other) < key(seq))
         self._seqs[seq.request_id] = seq
-        insort(self._waiting, seq, key=_arrival)
+        self._queues.join(seq, Status.WAITING)
 
     def abort(self, request_id: RequestId) -> None:
         """Any leg, any state, idempotent: it holds nothing afterwards."""
@@ -116,9 +121,7 @@ class Scheduler:
         seq.awaits_transfer = False
         seq.num_computed_tokens = min(seq.num_prompt_tokens, seq.num_tokens - 1)
         self.holdings.name_computed(seq)
-        self._awaiting_kv.remove(seq)
-        insort(self._running, seq, key=_arrival)
-        seq.status = Status.RUNNING
+        self._queues.move(seq, Status.RUNNING)
         if seq.finish_reason is not None:
             self._end(seq)
         return seq
@@ -127,17 +130,18 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         batch = ScheduledBatch(seqs=[], lost=[], reserved=[], hits=[])
-        for seq in self._running.copy():
+        for seq in self._queues.running.copy():
             is_running = seq.status is Status.RUNNING  # nobody older took its blocks in this loop
             if is_running and seq.num_uncomputed_tokens == 1 and self._grow(seq, batch):
                 seq.num_scheduled_tokens = 1
                 batch.seqs.append(seq)
         budget = self._pace.budget(self.token_budget - len(batch.seqs), batch.seqs)
-        for seq in self._running:
-            if seq.num_uncomputed_tokens > 1:
-                self._start(seq, budget, batch)
-        if self._waiting:
-            self._admit(budget, batch)
+        under_way = [seq for seq in self._queues.running if seq.num_uncomputed_tokens > 1]
+        under_way.sort(key=self._order.key, reverse=True)
+        if self._queues.waiting:
+            self._admit(under_way, budget, batch)
+        while under_way:
+            self._start(under_way.pop(), budget, batch)
         return batch
 
     def update(self, batch: ScheduledBatch, token_ids: list[int]) -> list[Computed]:
@@ -155,8 +159,7 @@ class Scheduler:
             computed.append(Computed(seq, first_position, num_tokens, token_id))
             if seq.is_prefill_leg:
                 if seq.num_computed_tokens == seq.num_prompt_tokens:
-                    self._running.remove(seq)
-                    seq.status = Status.HELD
+                    self._queues.move(seq, Status.HELD)
             elif seq.finish_reason is not None:
                 self._end(seq)
         assert next(sampled, None) is None, "more tokens than sequences that sample"
@@ -164,15 +167,20 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queues.waiting)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._queues.running)
 
     @property
     def num_awaiting_kv(self) -> int:
-        return len(self._awaiting_kv)
+        return len(self._queues.awaiting_kv)
+
+    @property
+    def queue_s(self) -> float:
+        """How long a prompt that came now would wait for the others, by prediction."""
+        return self.queue_bound.wait_s(self._queues.to_compute())
 
     @property
     def seqs(self) -> list[Sequence]:
@@ -185,28 +193,27 @@ class Scheduler:
 
     # ── room ──
 
-    def _admit(self, budget: StepBudget, batch: ScheduledBatch) -> None:
-        slots = self.max_num_seqs - len(self._running) - len(self._awaiting_kv)
+    def _admit(self, under_way: list[Sequence], budget: StepBudget, batch: ScheduledBatch) -> None:
+        """Lets waiting ones in, each after those of `under_way` (last first) that go before it."""
+        key, running = self._order.key, self._queues.running
+        slots = self.max_num_seqs - len(running) - len(self._queues.awaiting_kv)
         # A block for each that grows, so that newcomers do not at once make somebody give way.
-        room = self.pool.available - sum(not seq.is_prefill_leg for seq in self._running)
-        still_waiting: list[Sequence] = []
-        for index, seq in enumerate(self._waiting):
+        room = self.pool.available - sum(not seq.is_prefill_leg for seq in running)
+        for seq in self._queues.waiting.copy():
+            while under_way and key(under_way[-1]) < key(seq):
+                self._start(under_way.pop(), budget, batch)
             # Who only waits for the budget need not search again each step.
             may_come = slots > 0 and (budget.tokens > 0 or seq.awaits_transfer)
             hits = self.holdings.find(seq) if may_come else []
             need = self.holdings.cost(seq, hits)
             if slots == 0 or need > room:
-                still_waiting += self._waiting[index:]
-                break
+                return
             slots, room = slots - 1, room - need
             if seq.awaits_transfer and not self._is_full_hit(seq, hits):
                 self._reserve(seq, hits, batch)
             elif budget.tokens > 0:
                 self._run(seq, hits, batch)
                 self._start(seq, budget, batch)
-            else:
-                still_waiting.append(seq)
-        self._waiting[:] = still_waiting
 
     def _is_full_hit(self, seq: Sequence, hits: list[BlockId]) -> bool:
         """All of its prompt that a cache of whole blocks can have, for one token is left to
@@ -216,15 +223,13 @@ class Scheduler:
 
     def _reserve(self, seq: Sequence, hits: list[BlockId], batch: ScheduledBatch) -> None:
         self.holdings.reserve(seq, hits)
-        seq.status = Status.AWAITING_KV
-        insort(self._awaiting_kv, seq, key=_arrival)
+        self._queues.move(seq, Status.AWAITING_KV)
         batch.reserved.append(seq)
 
     def _run(self, seq: Sequence, hits: list[BlockId], batch: ScheduledBatch) -> None:
         self.holdings.admit(seq, hits)
         seq.awaits_transfer = False
-        seq.status = Status.RUNNING
-        insort(self._running, seq, key=_arrival)
+        self._queues.move(seq, Status.RUNNING)
         if hits:
             batch.hits.append(seq)
 
@@ -240,19 +245,12 @@ class Scheduler:
             return True
         while self.pool.available == 0:
             # Blocks in flight are about to be free: waiting costs less than a victim.
-            victim = None if self.pool.num_in_flight else self._youngest(than=seq)
+            victim = None if self.pool.num_in_flight else self._queues.youngest(than=seq)
             if victim is None:
                 return False
             self._give_way(victim, batch)
         self.holdings.grow(seq)
         return True
-
-    def _youngest(self, than: Sequence) -> Sequence | None:
-        """The youngest of the running and the reserved, if younger than `than`."""
-        running = (seq for seq in reversed(self._running) if not seq.is_prefill_leg)
-        tops = [seq for seq in (next(running, None), *self._awaiting_kv[-1:]) if seq is not None]
-        youngest = max(tops, key=_arrival)
-        return youngest if youngest.arrival > than.arrival else None
 
     def _give_way(self, victim: Sequence, batch: ScheduledBatch) -> None:
         if victim.status is Status.AWAITING_KV:
@@ -260,28 +258,16 @@ class Scheduler:
         else:
             self.num_preemptions += 1
             victim.was_preempted = True
-        self._release(victim)
-        victim.status = Status.WAITING
-        insort(self._waiting, victim, key=_arrival)
+        self.holdings.release(victim)
+        self._queues.move(victim, Status.WAITING)
 
     def _end(self, seq: Sequence) -> None:
-        self._release(seq)
-        seq.status = Status.ENDED
-        del self._seqs[seq.request_id]
-
-    def _release(self, seq: Sequence) -> None:
-        """The one way out: leaves its queue and gives back what it holds."""
-        queue = self._queues.get(seq.status)
-        if queue is not None:
-            queue.remove(seq)
         self.holdings.release(seq)
+        self._queues.move(seq, Status.ENDED)
+        del self._seqs[seq.request_id]
 
     def _get(self, request_id: RequestId) -> Sequence:
         seq = self._seqs.get(request_id)
         if seq is None:
             raise UnknownRequest(request_id)
         return seq
-
-
-def _arrival(seq: Sequence) -> int:
-    return seq.arrival

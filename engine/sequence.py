@@ -52,11 +52,13 @@ class Sequence:
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_expected_hits",
         "num_named_blocks",
         "num_promised_blocks",
         "num_prompt_tokens",
         "num_scheduled_tokens",
         "num_tokens",
+        "num_tokens_arrived",
         "request",
         "request_id",
         "status",
@@ -105,6 +107,8 @@ class Sequence:
         self.num_promised_blocks = 0
         self.num_cached_tokens = 0
         """Found in the prefix cache when it last came in; whole blocks."""
+        self.num_expected_hits = self.num_tokens_arrived = 0
+        """See engine/prefill_order.py."""
         self.num_named_blocks = 0
         """So many of the first blocks were offered to the prefix cache, or came from it."""
         self.block_hashes: list[BlockHash] = []

@@ -32,6 +32,10 @@ class EngineStats:
     """Each output token but the last is computed once; those of resumed and preempted sequences
     again."""
     tokens_sampled: int
+    queue_seconds: float
+    """How long a prompt that came now would wait, by prediction."""
+    prefills_refused: int
+    """Prefill legs that would have waited too long."""
     preemptions: int
     """Running sequences that gave way, to be computed again."""
     steps: int
@@ -92,6 +96,8 @@ class StepCounters:
             prompt_tokens_hit=self._prompt_tokens_hit,
             output_tokens_computed=self._output_tokens,
             tokens_sampled=self._tokens_sampled,
+            queue_seconds=scheduler.queue_s,
+            prefills_refused=scheduler.queue_bound.num_refused,
             preemptions=scheduler.num_preemptions,
             steps=self._steps,
             turns=self.turns,

@@ -1,6 +1,7 @@
 """One prefill leg: the life of a `Prefill` call.
 
-1. The request goes to the engine; shipping starts at once, so that connecting overlaps computing.
+1. The request goes to the engine's queue, or is refused there if it would wait too long. Once it is
+   in, shipping starts, so that connecting overlaps computing.
 2. A cached prefix, then each computed chunk, extends what may leave; the fabric packs it from the
    engine's blocks. What decode has cached itself is not in the ticket.
 3. Token 0 goes to the router as soon as it is sampled, and into the COMMIT frame. If it ends the
@@ -90,8 +91,10 @@ class PrefillLeg:
         self._turns_seen = -1
 
     async def run(self, write: Callable[[pb.PrefillEvent], Awaitable[None]]) -> None:
-        """Writes the events of the call. Raises EngineError or FabricError."""
-        with self._engine.open(self._request, self._mailbox.put):
+        """Writes the events of the call. Raises EngineError (QueueFull before anything was begun)
+        or FabricError."""
+        with self._engine.open(self._request, self._mailbox.put) as queued:
+            await asyncio.wrap_future(queued)
             try:
                 if self._ticket is not None:
                     self._outgoing = self._ship(self._ticket)

@@ -10,7 +10,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from engine.async_engine import AsyncEngine
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, QueueFull
 from engine.request import Leg, RequestId
 from engine.request_message import engine_request
 from kvfabric.fabric import Fabric
@@ -19,7 +19,7 @@ from prefill_server.leg import PrefillLeg
 from prefill_server.metrics import PrefillMetrics
 from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
-from runtime.call import Draining, deadline
+from runtime.call import RETRY_AFTER_MS, Draining, deadline
 from runtime.log import bind_request
 from runtime.metrics import HandoffStages
 
@@ -63,7 +63,12 @@ class PrefillService(pb_grpc.PrefillServicer):
         )
         with bind_request(request.request_id):
             async with deadline(request.remaining_ms):
-                await leg.run(context.write)
+                try:
+                    await leg.run(context.write)
+                except QueueFull as full:
+                    retry_ms = max(1, round(full.retry_after_s * 1000))
+                    context.set_trailing_metadata(((RETRY_AFTER_MS, str(retry_ms)),))
+                    raise
 
     async def Status(
         self,

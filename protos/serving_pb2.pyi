@@ -772,6 +772,8 @@ class WorkerStatus(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     FABRIC_FIELD_NUMBER: _builtins.int
+    QUEUE_MS_FIELD_NUMBER: _builtins.int
+    MAX_QUEUE_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     role: Global___Role.ValueType
     """of the service asked"""
@@ -794,6 +796,10 @@ class WorkerStatus(_message.Message):
     block_size: _builtins.int
     num_blocks: _builtins.int
     """the pool's size"""
+    queue_ms: _builtins.int
+    """what a prompt that came now would wait for others, predicted"""
+    max_queue_ms: _builtins.int
+    """Prefill refuses beyond it, RESOURCE_EXHAUSTED; 0 is no bound"""
     @_builtins.property
     def blocks(self) -> Global___BlockLedger:
         """where they are"""
@@ -819,10 +825,12 @@ class WorkerStatus(_message.Message):
         num_blocks: _builtins.int = ...,
         blocks: Global___BlockLedger | None = ...,
         fabric: Global___FabricLedger | None = ...,
+        queue_ms: _builtins.int = ...,
+        max_queue_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "fabric", b"fabric"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "draining", b"draining", "fabric", b"fabric", "fingerprint", b"fingerprint", "generation", b"generation", "max_model_len", b"max_model_len", "model", b"model", "name", b"name", "num_awaiting_kv", b"num_awaiting_kv", "num_blocks", b"num_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "draining", b"draining", "fabric", b"fabric", "fingerprint", b"fingerprint", "generation", b"generation", "max_model_len", b"max_model_len", "max_queue_ms", b"max_queue_ms", "model", b"model", "name", b"name", "num_awaiting_kv", b"num_awaiting_kv", "num_blocks", b"num_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "queue_ms", b"queue_ms", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -212,7 +212,9 @@ class PrefillServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Prefill(self, request, context):
-        """Computes the prompt chunk by chunk, ships each chunk under the ticket, samples token 0.
+        """Computes the prompt chunk by chunk, ships each chunk under the ticket, samples token 0. A full
+        queue is RESOURCE_EXHAUSTED, with how long that will last in the trailing metadata
+        `baton-retry-after-ms`; the ticket is unused then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -93,7 +93,10 @@ class PrefillStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PrefillAsyncStub: ...
     Prefill: _grpc.UnaryStreamMultiCallable[_serving_pb2.PrefillRequest, _serving_pb2.PrefillEvent]
-    """Computes the prompt chunk by chunk, ships each chunk under the ticket, samples token 0."""
+    """Computes the prompt chunk by chunk, ships each chunk under the ticket, samples token 0. A full
+    queue is RESOURCE_EXHAUSTED, with how long that will last in the trailing metadata
+    `baton-retry-after-ms`; the ticket is unused then.
+    """
     Status: _grpc.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]
     """What the worker is and how busy it is."""
 
@@ -101,7 +104,10 @@ class PrefillStub:
 class PrefillAsyncStub(PrefillStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Prefill: _aio.UnaryStreamMultiCallable[_serving_pb2.PrefillRequest, _serving_pb2.PrefillEvent]  # type: ignore[assignment]
-    """Computes the prompt chunk by chunk, ships each chunk under the ticket, samples token 0."""
+    """Computes the prompt chunk by chunk, ships each chunk under the ticket, samples token 0. A full
+    queue is RESOURCE_EXHAUSTED, with how long that will last in the trailing metadata
+    `baton-retry-after-ms`; the ticket is unused then.
+    """
     Status: _aio.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]  # type: ignore[assignment]
     """What the worker is and how busy it is."""
 
@@ -112,7 +118,10 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         request: _serving_pb2.PrefillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_serving_pb2.PrefillEvent], _abc.AsyncIterator[_serving_pb2.PrefillEvent]]:
-        """Computes the prompt chunk by chunk, ships each chunk under the ticket, samples token 0."""
+        """Computes the prompt chunk by chunk, ships each chunk under the ticket, samples token 0. A full
+        queue is RESOURCE_EXHAUSTED, with how long that will last in the trailing metadata
+        `baton-retry-after-ms`; the ticket is unused then.
+        """
 
     @_abc_1.abstractmethod
     def Status(

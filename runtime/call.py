@@ -1,6 +1,10 @@
-"""What every handler of a call needs: its deadline, and the word for "not any more"."""
+"""What both ends of a call need: its deadline, and the words for "not any more" and "not now"."""
 
 import asyncio
+
+RETRY_AFTER_MS = "baton-retry-after-ms"
+"""Trailing metadata of a RESOURCE_EXHAUSTED: the queue is full, and in so many milliseconds will
+not be, if nothing else comes."""
 
 
 class Draining(Exception):

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from decode_server.leg import DecodeLeg
 from decode_server.metrics import DecodeMetrics
 from engine.async_engine import AsyncEngine
-from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.engine_config import EngineConfig
 from engine.request import EngineRequest, Leg, RequestId, SamplingParams
 from kvfabric.config import FabricConfig
 from kvfabric.fabric import Fabric

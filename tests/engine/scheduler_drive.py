@@ -5,6 +5,7 @@ from dataclasses import astuple, dataclass, field
 from engine.block_pool import BlockPool
 from engine.errors import NotReserved, UnknownRequest
 from engine.kv_lease import KVLease
+from engine.prefill_order import PrefillPolicy
 from engine.prefix_cache import PrefixCache
 from engine.request import BlockId, EngineRequest, FinishReason, Leg, RequestId
 from engine.scheduled_batch import Computed, ScheduledBatch
@@ -32,6 +33,8 @@ class Drive:
     kv: dict[tuple[BlockId, int], int] = field(default_factory=dict)
     """What computing and transfers wrote, by (block, offset): the token id."""
     last: ScheduledBatch = field(default_factory=lambda: ScheduledBatch([], [], [], []))
+    num_submitted: int = 0
+    """Refused ones included."""
     work: StepWork = field(default_factory=StepWork)
     """Of the last step."""
 
@@ -45,16 +48,30 @@ class Drive:
         max_model_len: int = 1000,
         prefix_caching: bool = False,
         tpot_slo_s: float | None = None,
+        prefill_policy: PrefillPolicy = "fcfs",
+        max_queue_s: float | None = None,
     ) -> "Drive":
         pool = BlockPool(num_blocks, block_size)
         cache = PrefixCache(pool, b"fingerprint") if prefix_caching else None
-        return cls(Scheduler(pool, token_budget, max_num_seqs, max_model_len, cache, tpot_slo_s))
+        return cls(
+            Scheduler(
+                pool,
+                token_budget,
+                max_num_seqs,
+                max_model_len,
+                cache,
+                tpot_slo_s,
+                prefill_policy,
+                max_queue_s,
+            )
+        )
 
     def submit(self, request: EngineRequest) -> Sequence:
         self.scheduler.check_fits(request)
-        seq = Sequence(request, len(self.seqs), self.scheduler.max_model_len)
-        self.seqs[request.request_id] = seq
+        seq = Sequence(request, self.num_submitted, self.scheduler.max_model_len)
+        self.num_submitted += 1
         self.scheduler.add(seq)
+        self.seqs[request.request_id] = seq
         self.check()
         return seq
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig, ModelConfig, ModelError, RopeConfig
+from engine.config import ModelConfig, ModelError, RopeConfig
+from engine.engine_config import EngineConfig
 from engine.errors import UnsupportedModel
 from tests.engine.conftest import TinyModel
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.engine_config import EngineConfig
 from engine.errors import InvalidRequest, RequestTooLong
 from engine.request import (
     ChunkComputed,

@@ -244,3 +244,41 @@ def test_steps_teach_the_cost_model(rig: Rig) -> None:
     assert abs(stats.step_seconds - stats.step_seconds_predicted) <= stats.step_seconds_error
     assert stats.step_cost["prefill_tokens"] > 0
     assert stats.step_cost["decodes"] > 0
+
+
+def test_a_cancelled_prefill_stops_with_the_chunk_under_way(rig: Rig) -> None:
+    """Aborted while its second chunk of 16 tokens computes: there is no third."""
+
+    def before_step(seqs: list[Sequence]) -> None:
+        if seqs[0].num_computed_tokens == 16:
+            rig.loop.abort(R)
+
+    rig.runner.before_step = before_step
+    rig.loop.submit(make_request(prompt_len=200, leg=Leg.PREFILL))
+    rig.listener.wait_for(ChunkComputed, R, count=2)
+    rig.wait_free()
+    assert rig.loop.stats().prompt_tokens_computed == 32
+    assert len(rig.listener.of(ChunkComputed, R)) == 2
+
+
+def test_a_full_queue_refuses_by_the_future_and_by_no_event() -> None:
+    rig = build_rig(num_blocks=1000, max_queue_s=0.05)
+    rig.runner.before_step = lambda seqs: time.sleep(0.01)  # for 16 tokens
+    rig.loop.start()
+    requests = [
+        make_request(str(i), prompt_len=60, max_tokens=1, leg=Leg.PREFILL) for i in range(40)
+    ]
+    first = requests.pop()
+    rig.loop.submit(first).result(DEADLINE_S)
+    rig.listener.wait_for(TokensOut, first.request_id)  # now it knows what a chunk takes
+    queued = {request.request_id: rig.loop.submit(request) for request in requests}
+    refused = {name for name, future in queued.items() if future.exception(DEADLINE_S)}
+    assert 0 < len(refused) < len(requests)
+    for name in queued.keys() - refused:
+        rig.listener.wait_for(TokensOut, name)
+    assert not any(rig.listener.events(name) for name in refused)
+    assert rig.loop.stats().prefills_refused == len(refused)
+    for name in (*queued, first.request_id):
+        rig.loop.abort(name)
+    rig.wait_free()
+    rig.loop.stop()

@@ -1,5 +1,7 @@
 """Prefix hits in the scheduler: what is shared, what is promised, what is computed again."""
 
+from typing import Any
+
 import pytest
 
 from engine.request import EngineRequest, Leg, PrefixHit, Reserved
@@ -17,7 +19,7 @@ def request(
     return make_request(name, prompt=prompt, leg=leg, **{"max_tokens": 3, **fields})  # type: ignore[arg-type]
 
 
-def warm(num_blocks: int = 16, **settings: int) -> Drive:
+def warm(num_blocks: int = 16, **settings: Any) -> Drive:
     """A request with BODY has come and gone."""
     drive = Drive.build(num_blocks=num_blocks, token_budget=32, prefix_caching=True, **settings)
     run(drive, drive.submit(request("warm", (*BODY, 1), max_tokens=1)))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.engine_config import EngineConfig
 from engine.request import EngineRequest, Leg, PrefixHit, TokensOut
 from tests.engine.conftest import TinyModel
 from tests.engine.listener import Listener

@@ -4,15 +4,19 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, QueueFull
 from engine.request import Leg, RequestId
 from engine.request_message import engine_request
 from kvfabric.errors import HandshakeRefused, PeerLost
-from prefill_server.service import _ticket
+from prefill_server.service import PrefillService, _ticket
 from protos import serving_pb2 as pb
+from runtime.call import RETRY_AFTER_MS
+from runtime.metrics import HandoffStages
 from tests.relay import Worker, eventually, run_prefill, started_worker
 
 PROMPT = random.Random(2).choices(range(17, 49152), k=200)
@@ -62,10 +66,12 @@ async def test_ticket_for_another_model(worker: Worker) -> None:
 async def test_cancel_in_mid_prefill_stops_within_a_chunk(worker: Worker) -> None:
     task = asyncio.create_task(run_prefill(worker.prefill_leg(PROMPT, 1, None)))
     await eventually(lambda: worker.engine.stats().prompt_tokens_computed > 0)
+    computed = worker.engine.stats().prompt_tokens_computed
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await worker.assert_all_back()
-    assert worker.engine.stats().prompt_tokens_computed < len(PROMPT)
+    # The chunk under way when the abort came, and one more that may have begun by then.
+    assert worker.engine.stats().prompt_tokens_computed <= min(computed + 2 * 16, len(PROMPT) - 1)
 
 
 MALFORMED = [
@@ -114,3 +120,33 @@ BAD_REQUESTS = [
 def test_bad_requests_are_refused(request_: pb.PrefillRequest) -> None:
     with pytest.raises(InvalidRequest):
         engine_request(request_, Leg.PREFILL, RequestId("r"), vocab_size=100)
+
+
+async def test_a_full_queue_is_told_before_anything_is_begun(tiny_llama: Path) -> None:
+    """Not even the connection: the ticket stays unused."""
+    with started_worker(tiny_llama, token_budget=16, max_queue_ms=1.0) as worker:
+        await run_prefill(worker.prefill_leg(PROMPT, 1, None))  # measured from now on
+        busy = asyncio.create_task(run_prefill(worker.prefill_leg([7, *PROMPT] * 2, 1, None)))
+        await eventually(lambda: worker.engine.stats().running > 0)
+        service = PrefillService(
+            worker.loop_side,
+            worker.fabric,
+            lambda role: pb.WorkerStatus(role=role),
+            CollectorRegistry(),
+            HandoffStages(CollectorRegistry()),
+        )
+        request = pb.PrefillRequest(
+            prompt_token_ids=PROMPT,
+            sampling=pb.Sampling(max_tokens=5, top_p=1, repetition_penalty=1),
+            samples=[pb.Sample()],
+            ticket=ticket(worker),
+        )
+        context = Mock()
+        with pytest.raises(QueueFull, match="would wait"):
+            await service.Prefill(request, context)
+        context.write.assert_not_called()
+        [((key, retry_ms),)] = context.set_trailing_metadata.call_args.args
+        assert (key, int(retry_ms) > 0) == (RETRY_AFTER_MS, True)
+        assert worker.fabric.stats().outgoing_transfers == 0
+        await busy
+        await worker.assert_all_back()

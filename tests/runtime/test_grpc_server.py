@@ -42,6 +42,9 @@ class Echo:
                 raise TooLong("9 > 8")
             case b"bug":
                 raise KeyError("secret")
+            case b"later":
+                context.set_trailing_metadata((("retry", "9"),))
+                raise TooLong("later")
             case b"abort":
                 await context.abort(grpc.StatusCode.DATA_LOSS, "as it is")
         return request
@@ -117,6 +120,14 @@ async def test_exceptions_become_statuses(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await once(channel, request_)
     assert (caught.value.code(), caught.value.details()) == (code, details)
+
+
+async def test_trailing_metadata_that_a_handler_has_set_goes_with_its_error(
+    channel: grpc.aio.Channel,
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await once(channel, b"later")
+    assert ("retry", "9") in list(caught.value.trailing_metadata())
 
 
 async def test_a_bug_is_internal_with_an_id_and_the_log_has_the_same_id(

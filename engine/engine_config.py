@@ -1,0 +1,98 @@
+"""How one engine runs a model: `EngineConfig`, frozen.
+
+Memory of an engine, in bytes:
+    weights       parameters * itemsize(dtype)
+    KV pool       num_blocks * block_nbytes,
+                  block_nbytes = block_size * layers * 2 * kv_heads * head_dim * itemsize(dtype)
+    one step      about token_budget * (8 * hidden + 3 * intermediate) * itemsize(dtype), plus
+                  4 * max_num_seqs * vocab (float32 logits), plus one layer's gathered K and V
+`kv_memory` bounds the KV pool alone.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from engine.config import DTYPES, ModelConfig, ModelError
+from engine.prefill_order import PrefillPolicy
+
+DeviceName = Literal["cpu", "cuda", "auto"]
+DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How one engine runs a model. What depends on the model or the machine is resolved by the
+    methods, never written back."""
+
+    model_path: Path
+    device: DeviceName = "auto"
+    dtype: DtypeName = "auto"
+    """auto: what the weights are stored in."""
+    block_size: int = 16
+    """Tokens in one KV block."""
+    num_blocks: int | None = None
+    """Blocks in the KV pool; None: as many as fit into kv_memory."""
+    kv_memory: int = 1 << 30
+    """Bytes of the KV pool, where num_blocks does not say."""
+    max_model_len: int | None = None
+    """Tokens of prompt and output together; None: the model's own limit."""
+    token_budget: int = 512
+    """Tokens computed in one step, at most."""
+    tpot_slo_ms: float | None = None
+    """Prefills take no more of a step with decodes than lets it end in this time, in milliseconds;
+    None: as much as token_budget says."""
+    prefill_policy: PrefillPolicy = "fcfs"
+    max_queue_ms: float | None = None
+    """A prefill leg that would wait longer for those before it, by prediction, is refused; None:
+    none is."""
+    max_num_seqs: int = 64
+    """Sequences computed in one step, at most."""
+    num_threads: int | None = None
+    """CPU threads of torch; None leaves torch's own choice."""
+    prefix_caching: bool = True
+    """Prompts find the KV of their first blocks where another sequence has computed it."""
+    nice: int = 10
+    """Scheduling priority of the engine thread; its loops must not starve the network's."""
+    random_weights: int | None = None
+    """Seed; draw weights instead of reading them (tests and benchmarks)."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("block_size", "token_budget", "tpot_slo_ms", "max_queue_ms", "max_num_seqs"),
+            "kv_memory",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ModelError(f"{name} is {value}; it must be at least 1")
+
+    def resolve_device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ModelError("device is cuda, but torch sees no CUDA device")
+        return torch.device(self.device)
+
+    def resolve_dtype(self, model: ModelConfig) -> torch.dtype:
+        return model.dtype if self.dtype == "auto" else DTYPES[self.dtype]
+
+    def resolve_num_blocks(self, model: ModelConfig) -> int:
+        if self.num_blocks is not None and self.num_blocks >= 1:
+            return self.num_blocks
+        block_nbytes = self.block_size * model.kv_token_nbytes(self.resolve_dtype(model))
+        num_blocks = self.kv_memory // block_nbytes if self.num_blocks is None else 0
+        if num_blocks < 1:
+            raise ModelError(
+                f"the KV pool has no room for a block of {block_nbytes} bytes "
+                f"(num_blocks {self.num_blocks}, kv_memory {self.kv_memory})"
+            )
+        return num_blocks
+
+    def resolve_max_model_len(self, model: ModelConfig) -> int:
+        limit = model.max_position_embeddings
+        wanted = limit if self.max_model_len is None else self.max_model_len
+        if not 1 <= wanted <= limit:
+            raise ModelError(f"max_model_len is {wanted}; the model's positions are 1 to {limit}")
+        return wanted
