@@ -35,6 +35,11 @@ class RouterConfig:
     ready_wait_s: float = flag(
         10.0, help="how long a request waits for a worker when none is ready"
     )
+    queue_wait_s: float = flag(
+        30.0,
+        help="how long a request waits while the queues of all prefill workers are full (see their "
+        "--max-queue-ms), before it is refused with 429",
+    )
     status_interval_s: float = flag(0.5, help="pause between two looks at a worker")
     status_timeout_s: float = flag(3.0, help="a worker must tell its status within this time")
     renew_timeout_s: float = flag(3.0, help="time for asking a decode worker for another ticket")

@@ -2,7 +2,9 @@
 
 1. Pick the least loaded pair; wait a bounded time for one if no worker is ready.
 2. Run an attempt (router/decode_leg.py). One token needs no handoff: a prefill leg alone.
-3. A failed worker is not asked again while another is left; the next attempt carries the tokens
+3. A full prefill queue is no fault: the prompt gives its promise back, waits in the router's line
+   for a bounded time, and tries again; at the end the client hears 429.
+4. A failed worker is not asked again while another is left; the next attempt carries the tokens
    delivered so far. A refused request is the client's error at once.
 
 The deadline of the request stands over all of it. `stop` ends every prompt with an error.
@@ -17,6 +19,8 @@ from router.decode_leg import run_attempt
 from router.errors import (
     LegFailed,
     NoWorkerReady,
+    Overloaded,
+    QueueFull,
     Reopen,
     RequestTimedOut,
     RouterError,
@@ -25,9 +29,10 @@ from router.errors import (
 )
 from router.messages import prefill_request
 from router.metrics import RouterMetrics
-from router.policy import Pair, pick_pair, pick_prefill
-from router.prefill_leg import PrefillLegs, run_prefill
+from router.policy import Pair, pick_pair
+from router.prefill_leg import PrefillLegs, pick_with_room, run_prefill
 from router.progress import Deliver, Progress
+from router.queue_line import QueueLine
 from router.request import FinishReason, ValidPrompt
 from router.workers import DecodeWorker, PrefillWorker, Worker, WorkerSet
 from runtime.log import get_logger
@@ -42,6 +47,7 @@ class Dispatcher:
         self._workers = workers
         self._config = config
         self._metrics = metrics
+        self._line = QueueLine(workers)
         self._deadlines: set[asyncio.Timeout] = set()
         self._is_stopping = False
 
@@ -90,11 +96,16 @@ class Dispatcher:
     async def _run(self, progress: Progress) -> None:
         attempts = self._config.max_attempts
         last: RouterError = Reopen("no attempt was made")
-        for _ in range(attempts):
+        num_left = attempts
+        while num_left > 0:
             try:
                 await self._attempt(progress)
+            except QueueFull as full:
+                await self._wait_for_room(progress, full)
+                continue
             except (LegFailed, Reopen) as failure:
                 last = failure
+            num_left -= 1
             if not progress.is_finished and progress.is_full:  # only `Finished` was lost
                 progress.finish(FinishReason.LENGTH)
             if progress.is_finished:
@@ -124,16 +135,33 @@ class Dispatcher:
             self._metrics.count_retry("decode", reopen.reason)
             raise
 
+    async def _wait_for_room(self, progress: Progress, full: QueueFull) -> None:
+        """In the line, holding nothing. Raises Overloaded when it took too long in all."""
+        clock = asyncio.get_running_loop().time
+        wait_s = self._config.queue_wait_s
+        began = clock()
+        may_try = await self._line.wait(
+            progress.full_queues,
+            lambda: self._prefills_left(progress),
+            max(0.0, wait_s - progress.waited_for_queue_s),
+        )
+        progress.waited_for_queue_s += clock() - began
+        if not may_try:
+            raise Overloaded(wait_s, full.retry_after_s)
+
     def _pick_for_one_token(self, progress: Progress) -> PrefillWorker | None:
         """Prefill samples token 0 itself: if it is the only one, nothing is handed over."""
         if self._is_colocated or progress.prompt.sampling.max_tokens > 1:
             return None
-        return pick_prefill(self._prefills_left(progress))
+        return pick_with_room(self._prefills_left(progress), progress)
 
     async def _run_one_token(self, worker: PrefillWorker, progress: Progress) -> None:
         request = prefill_request(progress, (), ticket=None)
         try:
             await run_prefill(worker, request, progress, self._config.inactivity_s)
+        except QueueFull as full:
+            self._note_full(progress, worker, full)
+            raise
         except LegFailed as failure:
             self._note_prefill(progress, worker, failure)
             raise
@@ -176,7 +204,12 @@ class Dispatcher:
             inactivity_s=self._config.inactivity_s,
             renew_timeout_s=self._config.renew_timeout_s,
             on_failure=lambda worker, failure: self._note_prefill(progress, worker, failure),
+            on_full=lambda worker, full: self._note_full(progress, worker, full),
         )
+
+    def _note_full(self, progress: Progress, worker: PrefillWorker, full: QueueFull) -> None:
+        progress.full_queues.note(worker, full)
+        self._metrics.count_retry("prefill", "queue_full")
 
     def _note_prefill(self, progress: Progress, worker: PrefillWorker, failure: LegFailed) -> None:
         progress.failed_prefills.add(worker.address)

@@ -6,18 +6,23 @@ RouterError
 │   ├── ModelNotFound     404
 │   ├── NoWorkerReady     503  nobody there within the bounded wait
 │   ├── WorkersFailed     503  every attempt failed
+│   ├── Overloaded        429  every prefill queue was full for too long
 │   ├── ShuttingDown      503
 │   └── RequestTimedOut   504
 ├── LegFailed             one call to a worker failed: dispatch tries another
+├── QueueFull             a prefill worker has too much to do just now: no fault of it
 ├── Reopen                the decode leg is sound, but its stream cannot go on
 └── Disconnected          the client is gone: there is nobody to tell
 """
 
 import json
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 
 import grpc
+
+from runtime.call import RETRY_AFTER_MS
 
 
 class RouterError(Exception):
@@ -46,6 +51,8 @@ class ApiError(RouterError):
     def body(self) -> str:
         """JSON, as OpenAI's `ErrorResponse`."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
+            kind = "rate_limit_error"
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}, ensure_ascii=False)
 
@@ -86,6 +93,17 @@ class ShuttingDown(_Unavailable):
         super().__init__("The server is shutting down.", "shutting_down")
 
 
+class Overloaded(ApiError):
+    def __init__(self, waited_s: float, retry_after_s: float) -> None:
+        super().__init__(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            f"The queues of all prefill workers were full for {waited_s:g} s; "
+            f"try again in {retry_after_s:.1f} s.",
+            code="rate_limit_exceeded",
+            headers={"Retry-After": str(max(1, math.ceil(retry_after_s)))},
+        )
+
+
 class RequestTimedOut(ApiError):
     def __init__(self, timeout_s: float) -> None:
         super().__init__(
@@ -110,6 +128,15 @@ class LegFailed(RouterError):
         return self.reason in ("unavailable", "silent", "deadline_exceeded")
 
 
+class QueueFull(RouterError):
+    """A prefill worker refused: the request would wait too long. Nothing was begun."""
+
+    def __init__(self, worker: str, retry_after_s: float) -> None:
+        super().__init__(f"{worker}: queue_full")
+        self.worker = worker
+        self.retry_after_s = retry_after_s
+
+
 class Reopen(RouterError):
     """Close this Generate stream and open another, with the tokens delivered so far."""
 
@@ -127,4 +154,8 @@ def from_status(worker: str, error: grpc.aio.AioRpcError) -> RouterError:
     detail = error.details() or ""
     if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
         return BadRequest(detail or "The request cannot be served.")
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        retry_after_ms = dict(error.trailing_metadata() or ()).get(RETRY_AFTER_MS)
+        if retry_after_ms is not None:  # else grpc's own: a message too long, say
+            return QueueFull(worker, int(retry_after_ms) / 1000)
     return LegFailed(worker, error.code().name.lower(), detail)

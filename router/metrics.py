@@ -52,7 +52,7 @@ class RouterMetrics:
         self.requests = counter(
             "baton_requests_total",
             "Requests by outcome: completed, rejected (the client's error), cancelled (the client "
-            "left), unavailable, timeout, failed.",
+            "left), overloaded (429), unavailable, timeout, failed.",
             ("outcome",),
         )
         self.in_flight = Gauge(
@@ -137,10 +137,10 @@ def _outcome(error: BaseException) -> str:
         return "cancelled"
     if not isinstance(error, ApiError):
         return "failed"
-    if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "rejected"
-    words = {
+    words: dict[int, str] = {
+        HTTPStatus.TOO_MANY_REQUESTS: "overloaded",
         HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
         HTTPStatus.GATEWAY_TIMEOUT: "timeout",
     }
-    return words.get(HTTPStatus(error.status), "failed")
+    is_client_s = error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return words.get(error.status, "rejected" if is_client_s else "failed")

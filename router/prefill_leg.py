@@ -1,21 +1,23 @@
 """Prefill legs: one `Prefill` call, and all the calls that one Generate stream comes to need.
 
 1. Decode reserves room and the ticket goes to the least loaded prefill worker of its kind.
-2. A leg that fails excludes its worker; `Renew` asks decode for another ticket, which starts the
+2. A worker whose queue is full has begun nothing: the same ticket goes to another. When all are
+   full, that is the outcome, and the prompt waits in the router (router/queue_line.py).
+3. A leg that fails excludes its worker; `Renew` asks decode for another ticket, which starts the
    next leg. A ticket that comes by itself (a transfer was lost, room was taken back) voids the
    leg under way; a worker whose transfers are lost twice is excluded too.
-3. `outcome` is set when the stream cannot go on (no prefill worker is left, decode does not
+4. `outcome` is set when the stream cannot go on (no prefill worker is left, decode does not
    answer) or need not (token 0 ended the request). Otherwise it stays open: decode has the rest.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 
 from protos import serving_pb2 as pb
-from router.errors import LegFailed, Reopen, RouterError, from_status
+from router.errors import LegFailed, QueueFull, Reopen, RouterError, from_status
 from router.event_stream import read_events
 from router.messages import FINISH_REASONS, prefill_request, renew_request, token_logprobs
 from router.policy import pick_prefill
@@ -30,8 +32,8 @@ MAX_LOST = 2
 async def run_prefill(
     worker: PrefillWorker, request: pb.PrefillRequest, progress: Progress, inactivity_s: float
 ) -> None:
-    """One call, to `Shipped` or to a token 0 that ends the request. Raises LegFailed, BadRequest,
-    Reopen."""
+    """One call, to `Shipped` or to a token 0 that ends the request. Raises LegFailed, QueueFull,
+    BadRequest, Reopen."""
     with worker.in_flight():
         call = worker.stub.Prefill(request, timeout=progress.remaining_s + 1)
         async with read_events(worker.name, call, inactivity_s) as events:
@@ -49,6 +51,19 @@ async def run_prefill(
                     return
 
 
+def pick_with_room(
+    prefills: Sequence[PrefillWorker], progress: Progress, fingerprint: bytes | None = None
+) -> PrefillWorker | None:
+    """The least loaded whose queue has not refused the prompt. Raises QueueFull if all have."""
+    full = progress.full_queues
+    worker = pick_prefill(filter(full.has_room, prefills), fingerprint)
+    if worker is None:
+        refused = pick_prefill(prefills, fingerprint)
+        if refused is not None:
+            raise QueueFull(refused.name, full.retry_after_s)
+    return worker
+
+
 class PrefillLegs:
     """The prefill side of one Generate stream; at most one leg runs at a time."""
 
@@ -61,6 +76,7 @@ class PrefillLegs:
         inactivity_s: float,
         renew_timeout_s: float,
         on_failure: Callable[[PrefillWorker, LegFailed], None],
+        on_full: Callable[[PrefillWorker, QueueFull], None],
     ) -> None:
         self.outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._workers = workers
@@ -70,6 +86,7 @@ class PrefillLegs:
         self._inactivity_s = inactivity_s
         self._renew_timeout_s = renew_timeout_s
         self._on_failure = on_failure
+        self._on_full = on_full
         self._leg: asyncio.Task[None] | None = None
         self._worker: PrefillWorker | None = None  # of the last leg, unless that has failed
         self._num_lost: Counter[str] = Counter()  # by the worker's address
@@ -94,7 +111,8 @@ class PrefillLegs:
 
     async def _settle(self, ticket: pb.KVTicket) -> None:
         try:
-            await self._serve(ticket)
+            while not await self._serve(ticket):
+                pass  # to the next worker
         except RouterError as error:
             if not self.outcome.done():
                 self.outcome.set_exception(error)
@@ -102,16 +120,22 @@ class PrefillLegs:
             if self._progress.is_finished and not self.outcome.done():
                 self.outcome.set_result(None)
 
-    async def _serve(self, ticket: pb.KVTicket) -> None:
+    async def _serve(self, ticket: pb.KVTicket) -> bool:
+        """False: the worker had no room, and another may have. Raises QueueFull if none has."""
         worker = self._worker = self._pick()
         request = prefill_request(self._progress, self._opened_with, ticket)
         try:
             await run_prefill(worker, request, self._progress, self._inactivity_s)
+        except QueueFull as full:
+            self._worker = None
+            self._on_full(worker, full)
+            return False
         except LegFailed as failure:
             self._worker = None
             self._on_failure(worker, failure)
             # No other ticket comes if decode has all the KV already; then nothing is lost.
             await self._renew(ticket)
+        return True
 
     def _note_lost(self) -> None:
         """Decode has lost a transfer of whose end the worker itself has said nothing, or good."""
@@ -122,9 +146,9 @@ class PrefillLegs:
                 self._on_failure(worker, LegFailed(worker.name, "transfer_lost"))
 
     def _pick(self) -> PrefillWorker:
-        failed = self._progress.failed_prefills
-        left = (worker for worker in self._workers.prefills if worker.address not in failed)
-        worker = pick_prefill(left, self._decode.fingerprint)
+        failed, fingerprint = self._progress.failed_prefills, self._decode.fingerprint
+        left = [worker for worker in self._workers.prefills if worker.address not in failed]
+        worker = pick_with_room(left, self._progress, fingerprint)
         if worker is None:
             raise Reopen("no_prefill_worker")
         return worker

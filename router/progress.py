@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from router.errors import Reopen
+from router.queue_line import FullQueues
 from router.request import FinishReason, TokenLogprobs, ValidPrompt
 
 Deliver = Callable[[Sequence[int], FinishReason | None, Sequence[TokenLogprobs]], bool]
@@ -33,6 +34,9 @@ class Progress:
         self.failed_decodes: dict[str, int] = {}
         """Address → statuses it had given when it failed: asked again only if nobody else is
         left, and after it has told its status again."""
+        self.full_queues = FullQueues()
+        self.waited_for_queue_s = 0.0
+        """In the router, because they were all full."""
         self._deliver = deliver
         self._deadline = deadline
         self._note_cached = note_cached

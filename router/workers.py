@@ -59,6 +59,12 @@ class Worker:
         since = self._num_in_flight - self._num_in_flight_at_refresh
         return max(self._num_in_flight, reported + since)
 
+    @property
+    def has_queue_room(self) -> bool:
+        """By its last status, a prompt that came now would not wait too long there."""
+        max_queue_ms = self.status.max_queue_ms
+        return not max_queue_ms or self.status.queue_ms <= max_queue_ms
+
     @contextmanager
     def in_flight(self) -> Iterator[None]:
         """Held for the life of a call."""
