@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable
 from decode_server.handoff import Committed, Handoff, Lost
 from decode_server.metrics import DecodeMetrics
 from engine.async_engine import AsyncEngine, Mailbox
-from engine.errors import EngineFault
 from engine.request import (
     EngineEvent,
     EngineRequest,
@@ -128,7 +127,7 @@ class DecodeLeg:
             case TokensOut():
                 return self._on_tokens(item)
             case RequestFailed():
-                raise EngineFault(item.error)
+                raise item.exception()
             case _:
                 raise AssertionError(f"a decode leg never hears {item}")
 

@@ -26,7 +26,7 @@ from deploy.worker_config import WorkerConfig
 from deploy.worker_metrics import WorkerCollector, loop_wait_histogram, watch_tasks
 from deploy.worker_status import WorkerStatus, new_generation
 from engine.async_engine import AsyncEngine
-from engine.config import ModelError
+from engine.config import ModelConfig, ModelError
 from engine.engine import Engine
 from engine.engine_config import EngineConfig
 from engine.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLong
@@ -38,6 +38,7 @@ from kvfabric.node import check_framable
 from kvfabric.ticket import KVShape
 from runtime import flags, log
 from runtime.call import Draining
+from runtime.grammar import UnusableTokenizer, Vocabulary
 from runtime.grpc_errors import ErrorTable
 from runtime.grpc_server import CannotListen, GrpcServer, serve
 from runtime.metrics import HandoffStages, MetricsServer, new_registry
@@ -91,7 +92,10 @@ def run(config: WorkerConfig) -> None:
     """Runs a worker until it is told to stop, or its engine fails (exit status 1)."""
     if config.cores:
         os.sched_setaffinity(0, {int(core) for core in config.cores})
-    engine = Engine(_engine_config(config), wire_version=WIRE_VERSION)
+    engine_config = _engine_config(config)
+    engine = Engine(
+        engine_config, wire_version=WIRE_VERSION, vocabulary=_vocabulary(engine_config.model_path)
+    )
     generation = new_generation()
     fabric_config = _fabric_config(config, engine, generation)
     check_framable(KVShape(*engine.kv_shape), fabric_config)
@@ -155,6 +159,19 @@ def _engine_config(config: WorkerConfig) -> EngineConfig:
         num_threads=len(config.cores) or None,
         random_weights=config.random_weights,
     )
+
+
+def _vocabulary(model_path: Path) -> Vocabulary | None:
+    """The bytes of the tokens, for grammars: the one thing here that knows text."""
+    model = ModelConfig.from_folder(model_path)
+    if not model.eos_token_ids:
+        logger.warning("no structured outputs", reason="the model has no end token")
+        return None
+    try:
+        return Vocabulary.from_folder(model_path, model.vocab_size, model.eos_token_ids)
+    except UnusableTokenizer as error:
+        logger.warning("no structured outputs", reason=str(error))
+        return None
 
 
 def _fabric_config(config: WorkerConfig, engine: Engine, generation: int) -> FabricConfig:

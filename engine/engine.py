@@ -16,6 +16,7 @@ from engine.engine_config import EngineConfig
 from engine.engine_loop import EngineLoop, discard
 from engine.errors import InvalidRequest
 from engine.fingerprint import fingerprint
+from engine.grammars import Grammars
 from engine.kv_cache import KVCache
 from engine.kv_copier import KVCopier
 from engine.model import Model
@@ -24,6 +25,7 @@ from engine.prefix_cache import PrefixCache
 from engine.request import EngineEvent, RequestId, TokenLogprobs
 from engine.scheduler import Scheduler
 from engine.weights import ModelWeights, load_weights, random_weights
+from runtime.grammar import Vocabulary
 
 
 class Engine(EngineLoop):
@@ -34,9 +36,10 @@ class Engine(EngineLoop):
         config: EngineConfig,
         on_events: Callable[[list[EngineEvent]], None] = discard,
         wire_version: int = 0,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         """Raises ModelError, UnsupportedModel. `wire_version` of the fabric that carries the KV is
-        part of the fingerprint."""
+        part of the fingerprint. Without a `vocabulary` no request may have a grammar."""
         self.config = config
         self.model_config = ModelConfig.from_folder(config.model_path)
         device = config.resolve_device()
@@ -59,11 +62,17 @@ class Engine(EngineLoop):
             prefill_policy=config.prefill_policy,
             max_queue_s=_seconds(config.max_queue_ms),
         )
+        grammars = Grammars(vocabulary, config.nice)
         runner = ModelRunner(
-            Model(self.model_config, weights), kv_cache, self.copier, config.num_threads
+            Model(self.model_config, weights), kv_cache, self.copier, grammars, config.num_threads
         )
         super().__init__(
-            scheduler, runner, on_events, self.model_config.eos_token_ids, nice=config.nice
+            scheduler,
+            runner,
+            on_events,
+            self.model_config.eos_token_ids,
+            nice=config.nice,
+            grammars=grammars,
         )
 
     def attach(
@@ -82,6 +91,7 @@ class Engine(EngineLoop):
         """See EngineLoop.stop; completes the copies under way."""
         super().stop()
         self.copier.close()
+        self._grammars.close()
 
 
 def _seconds(ms: float | None) -> float | None:

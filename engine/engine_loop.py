@@ -14,8 +14,6 @@ EngineStopped, and the thread ends.
 """
 
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,16 +23,19 @@ from itertools import count
 from typing import TypeVar
 
 from engine.command_queue import CommandQueue
-from engine.errors import EngineError, EngineStopped, OutOfDeviceMemory
+from engine.errors import EngineError, EngineStopped, InvalidRequest, OutOfDeviceMemory
+from engine.grammars import Grammars
 from engine.kv_lease import KVLease
 from engine.model_runner import Runner
 from engine.request import EngineEvent, EngineRequest, RequestFailed, RequestId, TokenLogprobs
-from engine.scheduled_batch import ScheduledBatch
+from engine.sample_grammar import SampleGrammar
+from engine.scheduled_batch import ScheduledBatch, StepOutput, take_out
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats, StepCounters
 from engine.step_events import events_after_step, events_before_step, token_out
 from engine.step_meter import StepMeter
+from engine.thread_priority import lower_priority
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class EngineLoop:
         eos_token_ids: frozenset[int] = frozenset(),
         nice: int = 0,
         heartbeat_s: float = HEARTBEAT_S,
+        grammars: Grammars | None = None,
     ) -> None:
         self.on_events = on_events
         """May be set until `start`, as the next."""
@@ -72,6 +74,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._runner = runner
         self._eos_token_ids = eos_token_ids
+        self._grammars = grammars or Grammars(None)
         self._nice = nice
         self._heartbeat_s = heartbeat_s
         self._arrivals = count()
@@ -105,10 +108,11 @@ class EngineLoop:
         return self._stats
 
     def submit(self, request: EngineRequest) -> Future[None]:
-        """Raises RequestTooLong if it can never fit, EngineStopped. Request ids of live requests
-        differ. The future is done when it is queued; for a `Leg.PREFILL` it may raise QueueFull:
-        then no event follows."""
+        """Raises RequestTooLong if it can never fit, InvalidRequest if grammars are not served
+        here, EngineStopped. Request ids of live requests differ. The future is done when it is
+        queued; for a `Leg.PREFILL` it may raise QueueFull: then no event follows."""
         self._scheduler.check_fits(request)
+        self._grammars.check_served(request)
         now_ns = time.monotonic_ns()
         seq = Sequence(
             request, next(self._arrivals), self.max_model_len, self._eos_token_ids, now_ns
@@ -116,6 +120,8 @@ class EngineLoop:
         queued: Future[None] = Future()
         if not self._commands.post(partial(_answer, queued, partial(self._scheduler.add, seq))):
             raise EngineStopped("the engine has stopped")
+        if seq.awaits_grammar:
+            self._grammars.prepare(request, partial(self._post_grammar, seq))
         return queued
 
     def abort(self, request_id: RequestId) -> None:
@@ -152,11 +158,14 @@ class EngineLoop:
     def _post_drained(self, lease: KVLease) -> None:
         self._commands.post(partial(self._scheduler.holdings.drained, lease))
 
+    def _post_grammar(self, seq: Sequence, outcome: SampleGrammar | EngineError) -> None:
+        self._commands.post(partial(self._on_grammar, seq, outcome))
+
     # ── the engine thread ──
 
     def _run(self) -> None:
         try:
-            self._lower_priority()
+            lower_priority(self._nice)
             self._runner.start()
             while not self._is_stopping:
                 self._turn()
@@ -198,6 +207,7 @@ class EngineLoop:
             self._meter.drop()
             self._fail(batch.seqs, str(error))
             return
+        output = self._fail_stuck(batch, output)
         work = batch.work()
         computed = self._scheduler.update(batch, output.token_ids)
         self._counters.count(computed)
@@ -223,6 +233,22 @@ class EngineLoop:
         if first_token_id is not None and not seq.request.output_token_ids:
             self._events.append(token_out(seq, first_token_id, logprobs))
 
+    def _on_grammar(self, seq: Sequence, outcome: SampleGrammar | EngineError) -> None:
+        if isinstance(outcome, SampleGrammar):
+            seq.grammar, seq.awaits_grammar = outcome, False
+        elif seq in self._scheduler.seqs:
+            self._fail([seq], str(outcome), is_refusal=isinstance(outcome, InvalidRequest))
+
+    def _fail_stuck(self, batch: ScheduledBatch, output: StepOutput) -> StepOutput:
+        """Fails those whose grammar allowed no token; what is left of batch and output."""
+        stuck = {seq: seq.grammar.failure for seq in batch.seqs if seq.grammar is not None}
+        stuck = {seq: failure for seq, failure in stuck.items() if failure is not None}
+        if stuck:
+            output = take_out(batch, output, stuck)
+        for seq, failure in stuck.items():
+            self._fail([seq], str(failure), is_refusal=True)
+        return output
+
     def _on_stop(self) -> None:
         self._is_stopping = True
 
@@ -243,20 +269,16 @@ class EngineLoop:
             self.failure = self.failure or error
             return True
 
-    def _fail(self, seqs: Iterable[Sequence], reason: str) -> None:
+    def _fail(self, seqs: Iterable[Sequence], reason: str, *, is_refusal: bool = False) -> None:
         """All hear of it before the first is touched: the scheduler itself may be what failed."""
         failed = list(seqs)
         self._events += [
-            RequestFailed(seq.request_id, reason) for seq in failed if seq.finish_reason is None
+            RequestFailed(seq.request_id, reason, is_refusal)
+            for seq in failed
+            if seq.finish_reason is None
         ]
         for seq in failed:
             self._scheduler.abort(seq.request_id)
-
-    def _lower_priority(self) -> None:
-        if sys.platform == "linux":  # a thread has a priority of its own only there
-            thread_id = threading.get_native_id()
-            nice = max(self._nice, os.getpriority(os.PRIO_PROCESS, thread_id))
-            os.setpriority(os.PRIO_PROCESS, thread_id, nice)
 
 
 def _answer(future: Future[T], question: Callable[[], T]) -> None:

@@ -13,9 +13,11 @@ import torch
 
 from engine.batch import BatchInput, BatchRow
 from engine.errors import OutOfDeviceMemory
+from engine.grammars import Grammars, MaskFill
 from engine.kv_cache import KVCache
 from engine.kv_copier import KVCopier
 from engine.kv_lease import KVLease
+from engine.logit_rules import Words
 from engine.logprobs import StepLogprobs
 from engine.model import Model
 from engine.sampler import SampleRow, sample_tokens
@@ -45,11 +47,17 @@ class ModelRunner:
     """A `Runner` of one model on one device. Engine thread only, but for the constructor."""
 
     def __init__(
-        self, model: Model, kv_cache: KVCache, copier: KVCopier, num_threads: int | None
+        self,
+        model: Model,
+        kv_cache: KVCache,
+        copier: KVCopier,
+        grammars: Grammars,
+        num_threads: int | None,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._copier = copier
+        self._grammars = grammars
         self._num_threads = num_threads
         self._device = kv_cache.device
         self.is_async = self._device.type == "cuda"
@@ -69,6 +77,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _run(self, seqs: list[Sequence]) -> StepOutput:
         sampling = [seq for seq in seqs if seq.samples_next]
+        masks = self._begin_masks(sampling)
         batch = BatchInput.build(
             [_batch_row(seq) for seq in seqs], self._kv_cache.block_size, self._device
         )
@@ -76,10 +85,21 @@ class ModelRunner:
         self._copier.record_compute()
         if not sampling:
             return StepOutput([])
-        token_ids = sample_tokens(logits, [_sample_row(seq) for seq in sampling])
+        words = iter(masks.result() if masks is not None else ())
+        rows = [_sample_row(seq, next(words) if seq.grammar else None) for seq in sampling]
+        token_ids = sample_tokens(logits, rows)
         logprobs = StepLogprobs(logits, [seq.request.sampling.num_logprobs for seq in sampling])
         read = logprobs.pack(token_ids).cpu().numpy()  # sync point
         return StepOutput(read[: len(sampling)].tolist(), logprobs.unpack(read))  # host memory
+
+    def _begin_masks(self, sampling: list[Sequence]) -> MaskFill | None:
+        """They are filled while the model runs."""
+        constrained = [
+            (seq.grammar, seq.output_token_ids()[seq.grammar.num_taken :].tolist())  # host memory
+            for seq in sampling
+            if seq.grammar is not None
+        ]
+        return self._grammars.begin(constrained) if constrained else None
 
     def wait_for_copies(self, lease: KVLease) -> None:
         self._copier.wait_scatters(lease)
@@ -94,8 +114,8 @@ def _batch_row(seq: Sequence) -> BatchRow:
     )
 
 
-def _sample_row(seq: Sequence) -> SampleRow:
+def _sample_row(seq: Sequence, words: Words | None) -> SampleRow:
     request, rules = seq.request, seq.logit_rules
     if rules is not None:
         rules.catch_up(seq.output_token_ids())
-    return SampleRow(request.sampling, request.sample, seq.num_output_tokens, rules)
+    return SampleRow(request.sampling, request.sample, seq.num_output_tokens, rules, words)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, NewType
 
+from engine.errors import EngineError, EngineFault, InvalidRequest
+
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
 
@@ -84,6 +86,14 @@ class SamplingParams:
     num_logprobs: int = 0
     """Told of each output token: 0 nothing, 1 its own logprob, 1 + k the k likeliest
     tokens' too."""
+    grammar: str = ""
+    """What the outputs must fit, as runtime/grammar.py writes it; empty: they are free. Where it is
+    whole the model's end ids may come, and where it must end they end it, whatever `ignore_eos`
+    says."""
+
+    @property
+    def ends_at_eos(self) -> bool:
+        return not self.ignore_eos or bool(self.grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,7 @@ class EngineRequest:
         """The last delivered token ended the sample; only its `finish_reason` was not delivered."""
         last = self.output_token_ids[-1:]
         ends = self.sampling.stop_token_ids
-        if not self.sampling.ignore_eos:
+        if self.sampling.ends_at_eos:
             ends |= eos_token_ids
         return not ends.isdisjoint(last)
 
@@ -171,10 +181,16 @@ class TokensOut:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The engine gave the request up; the last event. Only for faults of ours or the hardware."""
+    """The engine gave the request up; the last event. For faults of ours or the hardware, and for
+    grammars: they are compiled when the request is here already."""
 
     request_id: RequestId
     error: str
+    is_refusal: bool = False
+    """The request itself is at fault, and would fail anywhere."""
+
+    def exception(self) -> EngineError:
+        return InvalidRequest(self.error) if self.is_refusal else EngineFault(self.error)
 
 
 EngineEvent = Reserved | ReservationLost | PrefixHit | ChunkComputed | TokensOut | RequestFailed

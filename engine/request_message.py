@@ -50,6 +50,7 @@ class SamplingMessage(Protocol):
     repetition_penalty: float
     min_tokens: int
     num_logprobs: int
+    grammar: str
 
     @property
     def stop_token_ids(self) -> Iterable[int]: ...
@@ -169,6 +170,7 @@ def _sampling_params(message: SamplingMessage, vocab_size: int) -> SamplingParam
         allowed_token_ids=_check_ids(message.allowed_token_ids, vocab_size),
         bad_words=_bad_words(message.bad_words, vocab_size),
         num_logprobs=_num_logprobs(message.num_logprobs),
+        grammar=message.grammar,
     )
 
 

@@ -1,6 +1,8 @@
 """What passes between the scheduler and the step: `ScheduledBatch` in, `Computed` out."""
 
+from collections.abc import Container
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import NamedTuple
 
 from engine.request import TokenLogprobs
@@ -36,6 +38,16 @@ class StepOutput:
     """One for each sequence that samples, in batch order."""
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     """One for each token, None where none was asked for; or empty: nobody asked."""
+
+
+def take_out(batch: ScheduledBatch, output: StepOutput, gone: Container[Sequence]) -> StepOutput:
+    """`output` without what belongs to `gone`, which leave the batch."""
+    sampled = [seq for seq in batch.seqs if seq.samples_next]
+    batch.seqs[:] = [seq for seq in batch.seqs if seq not in gone]
+    keeps = [seq not in gone for seq in sampled]
+    return StepOutput(
+        list(compress(output.token_ids, keeps)), list(compress(output.logprobs, keeps))
+    )
 
 
 class Computed(NamedTuple):

@@ -132,7 +132,8 @@ class Scheduler:
         batch = ScheduledBatch(seqs=[], lost=[], reserved=[], hits=[])
         for seq in self._queues.running.copy():
             is_running = seq.status is Status.RUNNING  # nobody older took its blocks in this loop
-            if is_running and seq.num_uncomputed_tokens == 1 and self._grow(seq, batch):
+            is_decode = seq.num_uncomputed_tokens == seq.num_ready_tokens == 1
+            if is_running and is_decode and self._grow(seq, batch):
                 seq.num_scheduled_tokens = 1
                 batch.seqs.append(seq)
         budget = self._pace.budget(self.token_budget - len(batch.seqs), batch.seqs)
@@ -234,7 +235,7 @@ class Scheduler:
             batch.hits.append(seq)
 
     def _start(self, seq: Sequence, budget: StepBudget, batch: ScheduledBatch) -> None:
-        granted = budget.grant(seq.num_computed_tokens, seq.num_uncomputed_tokens)
+        granted = budget.grant(seq.num_computed_tokens, seq.num_ready_tokens)
         if granted > 0:
             seq.num_scheduled_tokens = granted
             batch.seqs.append(seq)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from engine.kv_lease import KVLease
 from engine.logit_rules import LogitRules
 from engine.request import BlockId, EngineRequest, FinishReason, Leg
+from engine.sample_grammar import SampleGrammar
 from runtime.block_hash import BlockHash
 
 
@@ -40,12 +41,14 @@ class Sequence:
         "_block_ids",
         "_num_block_ids",
         "arrival",
+        "awaits_grammar",
         "awaits_transfer",
         "block_hashes",
         "block_table",
         "end_token_ids",
         "finish_reason",
         "first_scheduled_ns",
+        "grammar",
         "is_prefill_leg",
         "lease",
         "logit_rules",
@@ -84,10 +87,15 @@ class Sequence:
         self.awaits_transfer = request.leg is Leg.DECODE
         """The prompt's KV comes from another worker and has not come."""
         self.end_token_ids = sampling.stop_token_ids
-        if not sampling.ignore_eos:
+        if sampling.ends_at_eos:
             self.end_token_ids |= eos_token_ids
         self.logit_rules = LogitRules.of(sampling, prompt, self.end_token_ids)
         """What the sampler must know of the tokens so far; None: nothing."""
+        self.grammar: SampleGrammar | None = None
+        """What may come next, if the request says; there when it is compiled."""
+        samples = not (self.is_prefill_leg and request.output_token_ids)
+        self.awaits_grammar = samples and bool(sampling.grammar)
+        """It is being compiled: no token can be sampled yet."""
 
         tokens = prompt if self.is_prefill_leg else prompt + request.output_token_ids
         self.max_num_tokens = min(max_model_len, len(prompt) + sampling.max_tokens)
@@ -129,6 +137,11 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_ready_tokens(self) -> int:
+        """Of the uncomputed ones; the last waits for the grammar, for a token will follow it."""
+        return self.num_uncomputed_tokens - self.awaits_grammar
 
     @property
     def samples_next(self) -> bool:

@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from engine.async_engine import AsyncEngine, Mailbox
-from engine.errors import EngineFault
 from engine.kv_copier import KVCopier
 from engine.kv_lease import KVLease
 from engine.request import (
@@ -123,7 +122,7 @@ class PrefillLeg:
                 self._on_shipped(item.outcome)
                 return []
             case RequestFailed():
-                raise EngineFault(item.error)
+                raise item.exception()
             case _:
                 raise AssertionError(f"a prefill leg never hears {item}")
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.text_model import write_text_model
+
 _LASTING = ("pytest_timeout", "asyncio_", "_poll_wrapper", "TMonitor")
 """Threads of libraries that live as long as the process: pytest's clock, asyncio's default
 executor, grpc.aio's poller, tqdm's monitor."""
@@ -49,6 +51,12 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((smollm2 / name).read_bytes())
     return folder
+
+
+@pytest.fixture(scope="session")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random model with a tokenizer of its own."""
+    return write_text_model(tmp_path_factory.mktemp("text-model"))
 
 
 @pytest.fixture(autouse=True)
