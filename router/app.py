@@ -21,6 +21,7 @@ from router.dispatch import Dispatcher
 from router.errors import ApiError, ModelNotFound
 from router.exchange import Answer, Exchange, Reply
 from router.generation import generate
+from router.grammar_check import GrammarCheck
 from router.metrics import RouterMetrics
 from router.request import RequestId, ValidRequest
 from router.request_id import RequestIds, request_id_of
@@ -47,9 +48,11 @@ class Router:
         self._tokenizer = tokenizer
         self._metrics = RouterMetrics(registry, self.workers)
         self.dispatcher = Dispatcher(self.workers, config, self._metrics)
+        self.grammars = GrammarCheck(tokenizer.vocabulary)
         self._validator = Validator(
             tokenizer,
             config.served_model_name,
+            self.grammars,
             max_prompts=config.max_prompts,
             max_model_len=self.dispatcher.max_model_len,
         )
@@ -95,6 +98,7 @@ def build_app(
             yield
         finally:
             router.dispatcher.stop()
+            router.grammars.close()
             await router.workers.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, title="Baton")

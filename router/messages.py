@@ -72,6 +72,7 @@ def _sampling(params: SamplingParams) -> pb.Sampling:
         allowed_token_ids=params.allowed_token_ids,
         num_logprobs=params.num_logprobs,
         bad_words=[pb.TokenSequence(token_ids=word) for word in params.bad_words],
+        grammar=params.grammar,
     )
 
 

@@ -60,6 +60,8 @@ class SamplingParams:
     """Token sequences that must not come."""
     num_logprobs: int = 0
     """Of each output token: 0 none, 1 its own, 1 + k the k likeliest tokens' too."""
+    grammar: str = ""
+    """What the outputs must fit, as runtime/grammar.py writes it; empty: they are free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from router.errors import BadRequest
+from router.structured_output import StructuredOutputFields
 from router.tokenizer import JSONObject
 
 # Parameter → values that ask for nothing; null always does.
@@ -27,7 +28,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "parallel_tool_calls": (True, False),  # says nothing as long as there are no tools
     "prediction": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
@@ -74,7 +74,7 @@ class ChatMessage(_Strict):
         return "".join(part.text for part in self.content)
 
 
-class RequestBody(_Strict, ABC):
+class RequestBody(StructuredOutputFields, _Strict, ABC):
     """What both kinds of completion have."""
 
     model: str

@@ -2,7 +2,8 @@
 
 Reads `tokenizer.json`, and what is there of `tokenizer_config.json` (special tokens, template),
 `chat_template.jinja` (goes before the config's template) and `config.json` (vocabulary size: a
-model may have more rows than its tokenizer has tokens).
+model may have more rows than its tokenizer has tokens). `vocabulary` is the same tokens as grammars
+need them; None if the tokenizer is of a kind that they cannot use.
 """
 
 import json
@@ -16,6 +17,10 @@ from router.chat_template import ChatTemplate, Message
 from router.detokenizer import Detokenizer
 from router.errors import BadRequest, RouterError
 from router.token_bytes import TokenBytes
+from runtime.grammar import UnusableTokenizer, Vocabulary
+from runtime.log import get_logger
+
+log = get_logger()
 
 JSONObject = dict[str, object]
 
@@ -26,7 +31,11 @@ class UnusableModelFolder(RouterError):
 
 class TextTokenizer:
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, chat_template: ChatTemplate | None
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        chat_template: ChatTemplate | None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
@@ -34,6 +43,7 @@ class TextTokenizer:
         self._special_ids = frozenset(id for id, token in added.items() if token.special)
         self.vocab_size = vocab_size
         self.token_bytes = TokenBytes(tokenizer)
+        self.vocabulary = vocabulary
 
     @classmethod
     def from_folder(cls, path: Path) -> Self:
@@ -49,7 +59,7 @@ class TextTokenizer:
         vocab_size = size if isinstance(size, int) else tokenizer.get_vocab_size()
         source = _template_source(path, config)
         template = ChatTemplate(source, _special_tokens(config)) if source else None
-        return cls(tokenizer, vocab_size, template)
+        return cls(tokenizer, vocab_size, template, _vocabulary(path, vocab_size))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """A prompt as it stands, with the special tokens that the model wants around it."""
@@ -86,6 +96,18 @@ def _read_json(path: Path) -> JSONObject:
     if not isinstance(content, dict):
         raise UnusableModelFolder(f"{path}: not a JSON object")
     return content
+
+
+def _vocabulary(path: Path, vocab_size: int) -> Vocabulary | None:
+    ends = _read_json(path / "generation_config.json").get("eos_token_id")
+    ends = _read_json(path / "config.json").get("eos_token_id") if ends is None else ends
+    listed = ends if isinstance(ends, list) else [ends]
+    end_token_ids = [token_id for token_id in listed if isinstance(token_id, int)]
+    try:
+        return Vocabulary.from_folder(path, vocab_size, end_token_ids)
+    except UnusableTokenizer as error:
+        log.warning("no structured outputs", reason=str(error))
+        return None
 
 
 def _template_source(path: Path, config: Mapping[str, object]) -> str | None:

@@ -5,12 +5,15 @@ Texts are tokenized on a thread, since a long prompt would hold up everybody's t
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from router.chat_template import Message
 from router.errors import BadRequest, ModelNotFound
+from router.grammar_check import GrammarCheck
 from router.request import RequestId, ValidPrompt, ValidRequest
 from router.sampling import check_ids, for_prompt, sampling_params
 from router.schemas import ChatBody, CompletionBody, RequestBody
+from router.structured_output import wanted_grammar
 from router.tokenizer import TextTokenizer
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
@@ -23,11 +26,13 @@ class Validator:
         self,
         tokenizer: TextTokenizer,
         served_model_name: str,
+        grammars: GrammarCheck,
         *,
         max_prompts: int,
         max_model_len: Callable[[], Awaitable[int]],
     ) -> None:
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._served_model_name = served_model_name
         self._max_prompts = max_prompts
         self._max_model_len = max_model_len  # asks the workers, and waits for one if need be
@@ -58,6 +63,8 @@ class Validator:
         default_max_tokens: int | None,
     ) -> ValidRequest:
         shared = await asyncio.to_thread(sampling_params, body, self._tokenizer)
+        if (asked := wanted_grammar(body)) is not None:
+            shared = replace(shared, grammar=await self._grammars.text_of(asked))
         max_model_len = await self._max_model_len()
         valid = []
         for index, token_ids in enumerate(prompts):

@@ -1,8 +1,11 @@
 """Bodies to valid requests: limits, defaults, and numbers in refusals."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from router.errors import BadRequest, ModelNotFound
+from router.grammar_check import GrammarCheck
 from router.request import RequestId, ValidRequest
 from router.schemas import ChatBody, CompletionBody
 from router.tokenizer import TextTokenizer
@@ -13,11 +16,13 @@ MAX_MODEL_LEN = 100
 
 
 @pytest.fixture
-def validator(tokenizer: TextTokenizer) -> Validator:
+def validator(tokenizer: TextTokenizer) -> Iterator[Validator]:
     async def max_model_len() -> int:
         return MAX_MODEL_LEN
 
-    return Validator(tokenizer, "tiny", max_prompts=3, max_model_len=max_model_len)
+    check = GrammarCheck(tokenizer.vocabulary)
+    yield Validator(tokenizer, "tiny", check, max_prompts=3, max_model_len=max_model_len)
+    check.close()
 
 
 async def complete(validator: Validator, **body: object) -> ValidRequest:
