@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.engine_config import EngineConfig
 from engine.request import (
     EngineRequest,
     FinishReason,

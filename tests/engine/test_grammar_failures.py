@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.engine_config import EngineConfig
 from engine.errors import EngineStopped, InvalidRequest
 from engine.request import EngineRequest, FinishReason, Leg, RequestId, SamplingParams, TokensOut
 from engine.sample_grammar import SampleGrammar
