@@ -44,7 +44,7 @@ class WorkerConfig:
         help="order of prompts: first come first served, or shortest remaining first with ageing",
     )
     max_queue_ms: float = flag(
-        10_000.0,
+        20_000.0,
         help="a prefill worker refuses prompts that would wait longer for those before them, by "
         "prediction; they wait in the router then; 0: it refuses none",
     )
@@ -62,7 +62,7 @@ class WorkerConfig:
     connect_timeout_s: float = flag(5.0, help="to reach a peer's fabric, handshake included")
     send_timeout_s: float = flag(10.0, help="for one frame to leave")
     first_frame_timeout_s: float = flag(
-        60.0,
+        90.0,
         help="for a transfer to begin after its ticket is minted: several times the --max-queue-ms "
         "of the prefill workers, for that is a prediction",
     )

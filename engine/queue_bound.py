@@ -1,7 +1,7 @@
 """How long a prompt would wait for those before it, and whether that is too long.
 
 Pure: predicted by the step-time model, so that a bound in milliseconds means the same on every
-machine. A worker that has measured no prefill yet predicts nothing and refuses nothing.
+machine. A worker that has hardly measured a prefill yet predicts nothing and refuses nothing.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,9 @@ class QueueBound:
         self._max_wait_s = max_wait_s
 
     def wait_s(self, ahead: Iterable[Sequence]) -> float:
-        """Until those are computed, in steps of the whole budget."""
+        """Until those are computed, in steps of the whole budget; 0 while nothing is known."""
+        if not self._cost.knows_prefill:
+            return 0.0
         work = StepWork()
         for seq in ahead:
             if (left := num_left(seq)) > 0:

@@ -10,7 +10,9 @@ Pure: it is fed (work, seconds) and has no clock. Life of a sample (`learn`):
 2. It joins the decayed normal equations of its kind, steps with a prefill or without: what is known
    of prefills does not fade in a long spell without any. Errors are relative to the prediction, so
    that a short decode step weighs as much as a long prefill.
-3. A few sweeps of coordinate descent, each weight kept at 0 or above, start from the weights so far
+3. Of the first samples of a kind, slow ones weigh little beside fast ones, as each is reckoned
+   relative to itself. Before there are `_NUM_FIRST` nothing should be built on predictions.
+4. A few sweeps of coordinate descent, each weight kept at 0 or above, start from the weights so far
    (recursive least squares with forgetting, and without its negative weights). Where samples leave
    it open which term a cost belongs to, the terms that grow with the tokens have it first: a model
    in doubt says that more tokens cost more.
@@ -64,8 +66,8 @@ class StepCost:
 
     @property
     def knows_prefill(self) -> bool:
-        """It has seen one; before that, predictions leave prefills out."""
-        return self._kinds[True].num_samples > 0
+        """It has seen some: the first are often slow, for caches are cold and code is new."""
+        return self._kinds[True].num_samples >= _NUM_FIRST
 
     def predict(self, work: StepWork) -> float:
         """Seconds."""

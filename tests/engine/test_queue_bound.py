@@ -5,6 +5,8 @@ import pytest
 from engine.errors import QueueFull
 from engine.prefill_order import PrefillPolicy
 from engine.request import Leg
+from engine.step_cost import StepWork
+from tests.engine.known_cost import make_known
 from tests.engine.requests import make_request
 from tests.engine.scheduler_drive import Drive
 
@@ -19,7 +21,7 @@ def drive_of(policy: PrefillPolicy = "fcfs", speed: float = 1.0) -> Drive:
         prefill_policy=policy,
         max_queue_s=1.0 * speed,
     )
-    drive.scheduler.cost.weights[:] = [PER_STEP * speed, 0, 0, PER_TOKEN * speed, 0]
+    make_known(drive.scheduler.cost, [PER_STEP * speed, 0, 0, PER_TOKEN * speed, 0])
     return drive
 
 
@@ -68,15 +70,16 @@ def test_only_prefill_legs_are_refused(leg: Leg) -> None:
     assert fill(drive_of(), 100, leg) == 100
 
 
-def test_nothing_is_refused_before_anything_was_measured() -> None:
-    drive = drive_of()
-    drive.scheduler.cost.weights[:] = [0.0] * 5
+def test_nothing_is_refused_before_enough_was_measured() -> None:
+    drive = Drive.build(num_blocks=1000, block_size=16, token_budget=100, max_queue_s=1.0)
+    drive.scheduler.cost.learn(StepWork(steps=1, prefill_tokens=2, prefill_attention=3), 5.0)
     assert fill(drive, 100) == 100
+    assert drive.scheduler.queue_s == 0
 
 
 def test_one_prompt_of_any_length_comes_into_an_empty_queue() -> None:
     drive = Drive.build(num_blocks=1000, block_size=16, max_queue_s=0.001, max_model_len=20000)
-    drive.scheduler.cost.weights[:] = [1.0] * 5
+    make_known(drive.scheduler.cost, [1.0] * 5)
     assert fill(drive, 10000) == 1
 
 
@@ -84,7 +87,7 @@ def test_what_the_cache_has_is_no_wait() -> None:
     drive = Drive.build(
         num_blocks=1000, block_size=4, token_budget=100, prefix_caching=True, max_queue_s=1.0
     )
-    drive.scheduler.cost.weights[:] = [0, 0, 0, PER_TOKEN, 0]
+    make_known(drive.scheduler.cost, [0, 0, 0, PER_TOKEN, 0])
     first = drive.submit(make_request("first", prompt_len=100, max_tokens=1))
     drive.step()
     assert first.finish_reason is not None

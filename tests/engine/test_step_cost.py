@@ -60,7 +60,9 @@ def test_without_data_it_predicts_nothing_and_says_so() -> None:
     assert not cost.knows_prefill
     cost.learn(decodes(2, 10), 0.01)
     assert not cost.knows_prefill
-    cost.learn(mixed(0, 0, 0, 64), 0.05)
+    for _ in range(4):
+        assert not cost.knows_prefill
+        cost.learn(mixed(0, 0, 0, 64), 0.05)
     assert cost.knows_prefill
 
 
@@ -70,6 +72,16 @@ def test_one_step_teaches_that_more_tokens_cost_more() -> None:
     assert cost.predict(mixed(0, 0, 0, 512)) == pytest.approx(0.4)
     assert cost.predict(mixed(0, 0, 0, 128)) < 0.2
     assert cost.predict(mixed(0, 0, 0, 1024)) > 0.7
+
+
+def test_a_cold_start_is_soon_made_good() -> None:
+    """The first step takes a second for two tokens; the next ones are as they always will be."""
+    cost, steps = StepCost(), [mixed(0, 0, i * 128, 128) for i in range(5)]
+    cost.learn(mixed(0, 0, 0, 2), 1.0)
+    for work in steps:
+        cost.learn(work, true_seconds(work))
+    for work in steps:
+        assert cost.predict(work) == pytest.approx(true_seconds(work), rel=0.3)
 
 
 def test_a_stopped_process_does_not_lead_it_astray() -> None:
