@@ -25,6 +25,7 @@ from engine.request import (
     FinishReason,
     Leg,
     PrefixHit,
+    PromptLogprobs,
     RequestFailed,
     ReservationLost,
     Reserved,
@@ -124,6 +125,8 @@ class DecodeLeg:
                 return []
             case Lost():
                 return self._on_lost(item)
+            case PromptLogprobs():
+                return [self._prompt_logprobs(item)]
             case TokensOut():
                 return self._on_tokens(item)
             case RequestFailed():
@@ -216,6 +219,11 @@ class DecodeLeg:
             self._timings.decode_ns = time.monotonic_ns() - self._joined_ns
             events.append(self._finished(tokens.finish_reason))
         return events
+
+    def _prompt_logprobs(self, told: PromptLogprobs) -> pb.GenerateEvent:
+        entries = [pb.TokenLogprobs(**entry._asdict()) for entry in told.logprobs]
+        message = pb.PromptLogprobs(first_index=told.first_index, logprobs=entries)
+        return pb.GenerateEvent(prompt_logprobs=message)
 
     def _finished(self, reason: FinishReason) -> pb.GenerateEvent:
         finished = pb.Finished(

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+_NO_IDS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
 
 class BatchRow(NamedTuple):
     """One sequence's part of a step."""
@@ -25,6 +27,10 @@ class BatchRow(NamedTuple):
     """[blocks] the block table; covers the new tokens."""
     wants_logits: bool
     """The logits of the last new token are wanted."""
+    prompt_rows: range = range(0)
+    """Offsets of the new tokens that are to say how likely the prompt token behind them was."""
+    next_token_ids: npt.NDArray[np.int64] = _NO_IDS
+    """[len(prompt_rows)] those prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class BatchInput:
     seqlens_q_host: tuple[int, ...]  # [B], on the host: no kernel launch needs a device sync
     seq_lens_host: tuple[int, ...]  # [B]
     logits_indices: Tensor  # [L] int64: rows of T whose logits are wanted, in batch order
+    prompt_indices: Tensor  # [P] int64: rows of T that say how likely a prompt token was
+    prompt_token_ids: Tensor  # [P] int64: that token
 
     @classmethod
     def build(cls, rows: Rows[BatchRow], block_size: int, device: torch.device) -> "BatchInput":
@@ -53,20 +61,20 @@ class BatchInput:
         logits_rows = [
             end - 1 for row, end in zip(rows, cu_seqlens[1:], strict=True) if row.wants_logits
         ]
+        prompt_rows = _prompt_rows(rows, cu_seqlens)
         num_rows, num_tokens = len(rows), cu_seqlens[-1]
         max_blocks = max(len(row.block_ids) for row in rows)
         num_int32 = 2 * num_rows + 1
         sizes = (
             *(num_tokens, num_tokens, num_tokens, num_rows * max_blocks, len(logits_rows)),
+            *(len(prompt_rows), len(prompt_rows)),
             (num_int32 + 1) // 2,  # the int32 parts, in int64 words
         )
 
         # The caching host allocator reuses a pinned buffer only after the copies that read it.
         host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
-        input_ids, positions, slot_mapping, flat_tables, logits_indices, words = (
-            part.numpy()  # host memory
-            for part in _split(host, sizes)
-        )
+        parts = [part.numpy() for part in _split(host, sizes)]  # host memory
+        input_ids, positions, slot_mapping, flat_tables, logits_indices, *prompts, words = parts
 
         tables = flat_tables.reshape(num_rows, max_blocks)
         tables.fill(0)
@@ -79,11 +87,13 @@ class BatchInput:
         blocks, offsets = np.divmod(positions, block_size)
         np.add(tables[row_of_token, blocks] * block_size, offsets, out=slot_mapping)
         logits_indices[:] = logits_rows
+        prompts[0][:] = prompt_rows
+        np.concatenate([row.next_token_ids for row in rows], out=prompts[1])
         words.view(np.int32)[:num_int32] = (*cu_seqlens, *seq_lens)
 
         packed = host.to(device, non_blocking=True)
         dev = _split(packed, sizes)
-        int32 = dev[5].view(torch.int32)
+        int32 = dev[7].view(torch.int32)
         return cls(
             input_ids=dev[0],
             positions=dev[1],
@@ -94,7 +104,14 @@ class BatchInput:
             seqlens_q_host=seqlens_q,
             seq_lens_host=seq_lens,
             logits_indices=dev[4],
+            prompt_indices=dev[5],
+            prompt_token_ids=dev[6],
         )
+
+
+def _prompt_rows(rows: Rows[BatchRow], cu_seqlens: Rows[int]) -> list[int]:
+    starts = zip(rows, cu_seqlens, strict=False)
+    return [start + offset for row, start in starts for offset in row.prompt_rows]
 
 
 def _split(packed: Tensor, sizes: Rows[int]) -> list[Tensor]:

@@ -212,7 +212,7 @@ class EngineLoop:
         computed = self._scheduler.update(batch, output.token_ids)
         self._counters.count(computed)
         self._events += events_after_step(computed, output, time.monotonic_ns())
-        self._meter.end(work, is_waited_for=bool(output.token_ids))
+        self._meter.end(work, is_waited_for=bool(output.token_ids or output.prompt_logprobs))
 
     def _tell(self) -> None:
         """Publishes the stats first: who hears an event finds them as new as the event."""

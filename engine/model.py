@@ -38,6 +38,15 @@ class Model:
     def forward(self, batch: BatchInput, kv: KVCache) -> Tensor:
         """Writes K and V of the batch's tokens into `kv`; returns the logits of the rows in
         `batch.logits_indices`, [L, vocab] float32."""
+        return self.logits(self.hidden(batch, kv)[batch.logits_indices])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden], rows of what `hidden` gave → [n, vocab] float32."""
+        return self._weights.lm_head(self._norm(hidden, self._weights.norm)).float()
+
+    def hidden(self, batch: BatchInput, kv: KVCache) -> Tensor:
+        """Writes K and V of the batch's tokens into `kv`; returns what the last layer makes of
+        each, [T, hidden]."""
         hidden = F.embedding(batch.input_ids, self._weights.embedding)  # [T, hidden]
         cos, sin = self._rotation(batch.positions, hidden.dtype)
         attention = self._attention(batch, kv)
@@ -48,8 +57,7 @@ class Model:
             hidden = hidden + self._attend(attention, index, layer, q)
             normed = self._norm(hidden, layer.post_attention_norm)
             hidden = hidden + _mlp(layer, normed)
-        wanted = self._norm(hidden[batch.logits_indices], self._weights.norm)
-        return self._weights.lm_head(wanted).float()
+        return hidden
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos, sin, each [T, 1, head_dim / 2]; angles in float32."""

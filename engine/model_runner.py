@@ -3,12 +3,14 @@
 1. Their tokens and block tables become one `BatchInput` on the device.
 2. The model writes their KV and gives logits for those that sample; the copier is told, so that
    copies wait for this forward and not for the next.
-3. The sampler chooses on the device; reading the token ids is the step's one wait for it. A step
-   that samples nothing does not wait at all: on CUDA the next one is queued behind it.
+3. The sampler chooses on the device; reading the token ids, with the logprobs of whoever wants
+   them, is the step's one wait for it. A step that has nothing to tell does not wait at all: on
+   CUDA the next one is queued behind it.
 """
 
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from engine.batch import BatchInput, BatchRow
@@ -20,6 +22,7 @@ from engine.kv_lease import KVLease
 from engine.logit_rules import Words
 from engine.logprobs import StepLogprobs
 from engine.model import Model
+from engine.prompt_logprobs import PromptLogprobsRows
 from engine.sampler import SampleRow, sample_tokens
 from engine.scheduled_batch import StepOutput
 from engine.sequence import Sequence
@@ -81,16 +84,22 @@ class ModelRunner:
         batch = BatchInput.build(
             [_batch_row(seq) for seq in seqs], self._kv_cache.block_size, self._device
         )
-        logits = self._model.forward(batch, self._kv_cache)
+        hidden = self._model.hidden(batch, self._kv_cache)
         self._copier.record_compute()
-        if not sampling:
+        told = PromptLogprobsRows(seqs)
+        if not sampling and not told.num_rows:
             return StepOutput([])
+        logits = self._model.logits(hidden[batch.logits_indices])
         words = iter(masks.result() if masks is not None else ())
         rows = [_sample_row(seq, next(words) if seq.grammar else None) for seq in sampling]
-        token_ids = sample_tokens(logits, rows)
-        logprobs = StepLogprobs(logits, [seq.request.sampling.num_logprobs for seq in sampling])
-        read = logprobs.pack(token_ids).cpu().numpy()  # sync point
-        return StepOutput(read[: len(sampling)].tolist(), logprobs.unpack(read))  # host memory
+        logprobs = StepLogprobs(logits, [row.params.num_logprobs for row in rows])
+        packed = logprobs.pack(sample_tokens(logits, rows))
+        if told.num_rows:
+            packed = torch.cat((packed.int(), told.pack(self._model.logits, hidden, batch)))
+        read = packed.cpu().numpy()  # sync point
+        own, prompts = np.split(read, [len(read) - told.num_words])
+        token_ids = own[: len(rows)].tolist()  # host memory
+        return StepOutput(token_ids, logprobs.unpack(own), told.unpack(prompts))
 
     def _begin_masks(self, sampling: list[Sequence]) -> MaskFill | None:
         """They are filled while the model runs."""
@@ -106,11 +115,15 @@ class ModelRunner:
 
 
 def _batch_row(seq: Sequence) -> BatchRow:
+    prompt_rows = seq.told_prompt_rows()
+    first = seq.num_computed_tokens + 1 + prompt_rows.start
     return BatchRow(
         token_ids=seq.scheduled_token_ids(),
         num_computed_tokens=seq.num_computed_tokens,
         block_ids=seq.block_ids(),
         wants_logits=seq.samples_next,
+        prompt_rows=prompt_rows,
+        next_token_ids=seq.token_ids[first : first + len(prompt_rows)],
     )
 
 

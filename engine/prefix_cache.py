@@ -20,9 +20,9 @@ class PrefixCache:
         self._fingerprint = fingerprint
 
     def find(self, seq: Sequence) -> list[BlockId]:
-        """The longest cached prefix of all its tokens but the last: one is left to compute, for
-        somebody must be sampled from, and a shared block is never written."""
-        return self._pool.lookup(self._hashes(seq, (seq.num_tokens - 1) // self._pool.block_size))
+        """The longest cached prefix of its tokens that leaves to compute what must be; so a shared
+        block is never written."""
+        return self._pool.lookup(self._hashes(seq, seq.max_cached_tokens // self._pool.block_size))
 
     def add(self, seq: Sequence) -> None:
         """Blocks that `num_computed_tokens` has passed may be found from now on."""

@@ -86,6 +86,9 @@ class SamplingParams:
     num_logprobs: int = 0
     """Told of each output token: 0 nothing, 1 its own logprob, 1 + k the k likeliest
     tokens' too."""
+    num_prompt_logprobs: int = 0
+    """The same for each prompt token but the first. Cached KV is not used for tokens that are still
+    to be told of."""
     grammar: str = ""
     """What the outputs must fit, as runtime/grammar.py writes it; empty: they are free. Where it is
     whole the model's end ids may come, and where it must end they end it, whatever `ignore_eos`
@@ -180,6 +183,17 @@ class TokensOut:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely prompt tokens were, contiguous; the first token has none. All come before token 0,
+    in whatever leg computes the prompt. Once each, also if the prompt is computed again."""
+
+    request_id: RequestId
+    first_index: int
+    """Position in the prompt of `logprobs[0]`."""
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailed:
     """The engine gave the request up; the last event. For faults of ours or the hardware, and for
     grammars: they are compiled when the request is here already."""
@@ -193,4 +207,12 @@ class RequestFailed:
         return InvalidRequest(self.error) if self.is_refusal else EngineFault(self.error)
 
 
-EngineEvent = Reserved | ReservationLost | PrefixHit | ChunkComputed | TokensOut | RequestFailed
+EngineEvent = (
+    Reserved
+    | ReservationLost
+    | PrefixHit
+    | ChunkComputed
+    | PromptLogprobs
+    | TokensOut
+    | RequestFailed
+)

@@ -50,6 +50,7 @@ class SamplingMessage(Protocol):
     repetition_penalty: float
     min_tokens: int
     num_logprobs: int
+    num_prompt_logprobs: int
     grammar: str
 
     @property
@@ -170,13 +171,16 @@ def _sampling_params(message: SamplingMessage, vocab_size: int) -> SamplingParam
         allowed_token_ids=_check_ids(message.allowed_token_ids, vocab_size),
         bad_words=_bad_words(message.bad_words, vocab_size),
         num_logprobs=_num_logprobs(message.num_logprobs),
+        num_prompt_logprobs=_num_logprobs(message.num_prompt_logprobs),
         grammar=message.grammar,
     )
 
 
 def _num_logprobs(count: int) -> int:
     if count > 1 + MAX_TOP_LOGPROBS:
-        raise InvalidRequest(f"{count - 1} top_logprobs; at most {MAX_TOP_LOGPROBS} are told")
+        raise InvalidRequest(
+            f"logprobs of the {count - 1} likeliest tokens; at most {MAX_TOP_LOGPROBS} are told"
+        )
     return count
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple
 
-from engine.request import TokenLogprobs
+from engine.request import PromptLogprobs, TokenLogprobs
 from engine.sequence import Sequence
 from engine.step_cost import StepWork, sequence_work
 
@@ -38,6 +38,8 @@ class StepOutput:
     """One for each sequence that samples, in batch order."""
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     """One for each token, None where none was asked for; or empty: nobody asked."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """Of sequences that computed prompt tokens and want them told."""
 
 
 def take_out(batch: ScheduledBatch, output: StepOutput, gone: Container[Sequence]) -> StepOutput:

@@ -55,6 +55,7 @@ class Sequence:
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_ever_computed_tokens",
         "num_expected_hits",
         "num_named_blocks",
         "num_promised_blocks",
@@ -105,8 +106,9 @@ class Sequence:
         self.token_ids[: len(tokens)] = tokens
         self.num_prompt_tokens = len(prompt)
         self.num_tokens = len(tokens)
-        self.num_computed_tokens = 0
-        self.num_scheduled_tokens = 0
+        self.num_computed_tokens = self.num_scheduled_tokens = 0
+        self.num_ever_computed_tokens = 0
+        """`num_computed_tokens` when its blocks were last given up, or more."""
 
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
@@ -156,6 +158,24 @@ class Sequence:
         start = self.num_computed_tokens
         return self.token_ids[start : start + self.num_scheduled_tokens]
 
+    @property
+    def max_cached_tokens(self) -> int:
+        """Tokens that may be found in the prefix cache instead of computed. One is left, for
+        somebody must be sampled from; and all whose logits are still to be told of."""
+        if self.request.sampling.num_prompt_logprobs:
+            return min(self.num_tokens - 1, self.num_ever_computed_tokens)
+        return self.num_tokens - 1
+
+    def told_prompt_rows(self) -> range:
+        """Offsets of the scheduled tokens whose logits say how likely the next prompt token was,
+        if that is wanted and has not been told before."""
+        if not self.request.sampling.num_prompt_logprobs:
+            return range(0)
+        start = self.num_computed_tokens
+        first = max(start, self.num_ever_computed_tokens)
+        end = min(start + self.num_scheduled_tokens, self.num_prompt_tokens - 1)
+        return range(first - start, max(first, end) - start)
+
     def output_token_ids(self) -> npt.NDArray[np.int64]:
         """[num_output_tokens], a view."""
         return self.token_ids[self.num_prompt_tokens : self.num_tokens]
@@ -183,6 +203,8 @@ class Sequence:
 
     def drop_blocks(self) -> list[BlockId]:
         """The block table, which is not this sequence's any more; nothing is computed now."""
+        ever_computed = max(self.num_ever_computed_tokens, self.num_computed_tokens)
+        self.num_ever_computed_tokens = ever_computed
         dropped, self.block_table = self.block_table, []
         self._num_block_ids = self.num_named_blocks = self.num_cached_tokens = 0
         self.num_computed_tokens = self.num_scheduled_tokens = 0

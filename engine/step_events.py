@@ -35,8 +35,9 @@ def events_before_step(batch: ScheduledBatch, now_ns: int) -> list[EngineEvent]:
 def events_after_step(
     computed: Iterable[Computed], output: StepOutput, now_ns: int
 ) -> list[EngineEvent]:
-    """A prefill leg's last chunk comes before its token."""
-    events: list[EngineEvent] = []
+    """A prompt's logprobs come before anything else of it, a prefill leg's last chunk before its
+    token."""
+    events: list[EngineEvent] = [*output.prompt_logprobs]
     logprobs = iter(output.logprobs)
     for done in computed:
         if done.seq.is_prefill_leg:

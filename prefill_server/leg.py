@@ -25,6 +25,7 @@ from engine.request import (
     EngineRequest,
     FinishReason,
     PrefixHit,
+    PromptLogprobs,
     RequestFailed,
     TokensOut,
 )
@@ -116,6 +117,8 @@ class PrefillLeg:
             case ChunkComputed():
                 self._on_chunk(item)
                 return []
+            case PromptLogprobs():
+                return [_prompt_logprobs(item)]
             case TokensOut():
                 return [self._on_token(item)]
             case ShipDone():
@@ -193,6 +196,12 @@ class PrefillLeg:
 
         outgoing.done.add_done_callback(over)
         return outgoing
+
+
+def _prompt_logprobs(told: PromptLogprobs) -> pb.PrefillEvent:
+    entries = [pb.TokenLogprobs(**entry._asdict()) for entry in told.logprobs]
+    message = pb.PromptLogprobs(first_index=told.first_index, logprobs=entries)
+    return pb.PrefillEvent(prompt_logprobs=message)
 
 
 def _outcome(done: Future[ShipReport]) -> ShipReport | FabricError:

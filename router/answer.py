@@ -7,15 +7,16 @@ answered with a proper status.
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from router.choice import Piece, PieceToken
+from router.choice import Piece, PieceToken, PromptTold
 from router.exchange import Reply
+from router.prompt_answer import with_prompt
 from router.request import ValidRequest
 from router.responses import Format, PromptTokensDetails, Usage, WholeChoice
 
+Pieces = AsyncGenerator[Piece | PromptTold, None]
 
-async def answer(
-    request: ValidRequest, pieces: AsyncGenerator[Piece, None], form: Format, reply: Reply
-) -> None:
+
+async def answer(request: ValidRequest, pieces: Pieces, form: Format, reply: Reply) -> None:
     async with aclosing(pieces):
         if request.is_streaming:
             await _stream(request, pieces, form, reply)
@@ -23,13 +24,15 @@ async def answer(
             await _collect(request, pieces, form, reply)
 
 
-async def _collect(
-    request: ValidRequest, pieces: AsyncGenerator[Piece, None], form: Format, reply: Reply
-) -> None:
+async def _collect(request: ValidRequest, pieces: Pieces, form: Format, reply: Reply) -> None:
     texts = ["" for _ in request.prompts]
     tokens: list[tuple[PieceToken, ...]] = [() for _ in request.prompts]
+    told: dict[int, PromptTold] = {}
     last: dict[int, Piece] = {}
     async for piece in pieces:
+        if isinstance(piece, PromptTold):
+            told[piece.index] = piece
+            continue
         texts[piece.index] += piece.text
         tokens[piece.index] += piece.tokens
         last[piece.index] = piece
@@ -37,17 +40,17 @@ async def _collect(
     for index, text in enumerate(texts):
         reason = last[index].finish_reason
         assert reason is not None, last[index]
-        told = tokens[index] if request.has_logprobs else None
-        choices.append(WholeChoice(index, text, told, reason))
+        with_logprobs = tokens[index] if request.has_logprobs else None
+        whole = WholeChoice(index, text, with_logprobs, reason)
+        choices.append(with_prompt(whole, request, told.get(index)))
     reply.json(form.completion(choices, _usage(request, last)))
 
 
-async def _stream(
-    request: ValidRequest, pieces: AsyncGenerator[Piece, None], form: Format, reply: Reply
-) -> None:
+async def _stream(request: ValidRequest, pieces: Pieces, form: Format, reply: Reply) -> None:
     has_usage = request.has_usage_chunk
     last: dict[int, Piece] = {}
     async for piece in pieces:
+        assert isinstance(piece, Piece), "refused: what is told of prompts is never streamed"
         opening = form.opening(piece.index) if piece.index not in last else []
         last[piece.index] = piece
         for choice in [*opening, *form.delta(piece)]:

@@ -24,7 +24,8 @@ class PieceToken(NamedTuple):
     token_id: int
     text_offset: int
     """Where its text begins in the choice's, in characters."""
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None
+    """None of the first token of a prompt: nothing is before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,15 @@ class Piece:
     """Prompt tokens of the choice that a worker had cached."""
     finish_reason: FinishReason | None
     """Set in the last piece of a choice, and only there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTold:
+    """What was told of the prompt of one choice, when all of it is known."""
+
+    index: int
+    logprobs: tuple[TokenLogprobs, ...]
+    """Of its tokens but the first; none unless they were asked for."""
 
 
 class Choice:

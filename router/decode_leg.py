@@ -12,7 +12,7 @@ import asyncio
 from protos import serving_pb2 as pb
 from router.errors import LegFailed
 from router.event_stream import read_events
-from router.messages import FINISH_REASONS, generate_request, token_logprobs
+from router.messages import FINISH_REASONS, generate_request, prompt_logprobs, token_logprobs
 from router.prefill_leg import PrefillLegs
 from router.progress import Progress
 from router.tasks import cancel_and_wait
@@ -54,6 +54,8 @@ async def _run_stream(
             event = await events.next()
             if event.HasField("reserved"):
                 await legs.start(event.reserved)
+            elif event.HasField("prompt_logprobs"):
+                progress.accept_prompt(*prompt_logprobs(event.prompt_logprobs))
             elif event.HasField("tokens"):
                 progress.note_cached(event.tokens.num_cached_tokens)
                 logprobs = [token_logprobs(entry) for entry in event.tokens.logprobs]
@@ -63,3 +65,5 @@ async def _run_stream(
                 if reason is None:
                     raise LegFailed(decode.name, "finished_without_reason")
                 progress.finish(reason)
+                if not progress.is_finished:
+                    await legs.tell_prompt()

@@ -33,7 +33,7 @@ from router.policy import Pair, pick_pair
 from router.prefill_leg import PrefillLegs, pick_with_room, run_prefill
 from router.progress import Deliver, Progress
 from router.queue_line import QueueLine
-from router.request import FinishReason, ValidPrompt
+from router.request import FinishReason, TokenLogprobs, ValidPrompt
 from router.workers import DecodeWorker, PrefillWorker, Worker, WorkerSet
 from runtime.log import get_logger
 
@@ -70,9 +70,10 @@ class Dispatcher:
         prompt: ValidPrompt,
         deliver: Deliver,
         note_cached: Callable[[int], None] = lambda num_tokens: None,
-    ) -> None:
-        """Delivers the answer's tokens, the last with its finish reason. Raises ApiError.
-        `note_cached` hears how many prompt tokens a worker had cached, if any."""
+    ) -> Sequence[TokenLogprobs]:
+        """Delivers the answer's tokens, the last with its finish reason; returns the logprobs of
+        the prompt's tokens but the first, if they are wanted. Raises ApiError. `note_cached` hears
+        how many prompt tokens a worker had cached, if any."""
         timeout_s = self._config.request_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
         progress = Progress(prompt, deliver, deadline, note_cached)
@@ -85,6 +86,7 @@ class Dispatcher:
                     self._deadlines.discard(timeout)
         except TimeoutError as error:
             raise (ShuttingDown() if self._is_stopping else RequestTimedOut(timeout_s)) from error
+        return progress.prompt_logprobs
 
     def stop(self) -> None:
         """From now on every prompt, old or new, ends with ShuttingDown."""

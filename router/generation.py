@@ -6,11 +6,12 @@ fails fails the request.
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import cast
 
-from router.choice import Choice, Piece
+from router.choice import Choice, Piece, PromptTold
 from router.dispatch import Dispatcher
 from router.metrics import RouterMetrics, TokenTimer
-from router.request import ValidRequest
+from router.request import TokenLogprobs, ValidRequest
 from router.tasks import cancel_and_wait
 from router.tokenizer import TextTokenizer
 
@@ -21,9 +22,10 @@ async def generate(
     tokenizer: TextTokenizer,
     metrics: RouterMetrics,
     arrived: float,
-) -> AsyncGenerator[Piece, None]:
-    """Pieces of all choices as they come. Raises ApiError. Closing it cancels what still runs,
-    and waits for that. `arrived`: when the request was read, by time.monotonic."""
+) -> AsyncGenerator[Piece | PromptTold, None]:
+    """Pieces of all choices as they come; at the end what was told of each prompt. Raises ApiError.
+    Closing it cancels what still runs, and waits for that. `arrived`: when the request was read, by
+    time.monotonic."""
     # Unbounded, but never more than `max_tokens` of each prompt: a slow client does not keep
     # blocks busy on the workers.
     outbox: asyncio.Queue[Piece | Exception] = asyncio.Queue()
@@ -39,7 +41,8 @@ async def generate(
         )
         for index, prompt in enumerate(request.prompts)
     ]
-    prompts = asyncio.create_task(_run_all(request, choices, dispatcher, outbox))
+    prompt_logprobs: list[Sequence[TokenLogprobs]] = [() for _ in choices]
+    prompts = asyncio.create_task(_run_all(request, choices, dispatcher, outbox, prompt_logprobs))
     try:
         num_open = len(choices)
         while num_open:
@@ -49,6 +52,11 @@ async def generate(
             num_open -= item.finish_reason is not None
             yield item
         await prompts
+        if request.wants_prompt_logprobs:
+            if not outbox.empty():  # what failed behind the last token
+                raise cast(Exception, outbox.get_nowait())
+            for index, logprobs in enumerate(prompt_logprobs):
+                yield PromptTold(index, tuple(logprobs))
     finally:
         await cancel_and_wait(prompts)
 
@@ -58,11 +66,15 @@ async def _run_all(
     choices: Sequence[Choice],
     dispatcher: Dispatcher,
     outbox: asyncio.Queue[Piece | Exception],
+    prompt_logprobs: list[Sequence[TokenLogprobs]],
 ) -> None:
     try:
         async with asyncio.TaskGroup() as group:
-            for prompt, choice in zip(request.prompts, choices, strict=True):
+            runs = [
                 group.create_task(dispatcher.run(prompt, choice.deliver, choice.note_cached))
+                for prompt, choice in zip(request.prompts, choices, strict=True)
+            ]
+        prompt_logprobs[:] = [run.result() for run in runs]
     except* Exception as failures:  # noqa: BLE001 (raised again where the pieces are awaited)
         outbox.put_nowait(_first(failures))
 

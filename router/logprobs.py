@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import BaseModel
 
 from router.choice import PieceToken
+from router.request import TokenLogprobs
 from router.token_bytes import token_text
 
 LEAST = -9999.0
@@ -42,36 +43,77 @@ class ChatLogprobs(BaseModel):
                     top_logprobs=[top(*entry) for entry in token.logprobs.top],
                 )
                 for token in tokens
+                if token.logprobs is not None
             ]
         )
 
 
+class PromptLogprob(BaseModel):
+    """vLLM's shape."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Of each prompt token, by token id: its own and the likeliest's. None of the first."""
+
+
 class TextLogprobs(BaseModel):
-    """Lists of equal length."""
+    """Lists of equal length. Of the first token of an echoed prompt nothing is known."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
     """Of the token itself too: one more than was asked for where it is not among the likeliest."""
 
     @classmethod
     def of(cls, tokens: Sequence[PieceToken], bytes_of: BytesOf) -> Self:
         texts = [token_text(bytes_of(token.token_id)) for token in tokens]
-        own = [_finite(token.logprobs.logprob) for token in tokens]
-        tops = []
-        for token, text, logprob in zip(tokens, texts, own, strict=True):
-            top: dict[str, float] = {}
-            for token_id, value in token.logprobs.top:  # two tokens may have one text
-                top.setdefault(token_text(bytes_of(token_id)), _finite(value))
-            top.setdefault(text, logprob)
-            tops.append(top)
+        own: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        for token, text in zip(tokens, texts, strict=True):
+            told = token.logprobs
+            own.append(None if told is None else _finite(told.logprob))
+            tops.append(None if told is None else _top(told, text, bytes_of))
         return cls(
             text_offset=[token.text_offset for token in tokens],
             token_logprobs=own,
             tokens=texts,
             top_logprobs=tops,
         )
+
+
+def prompt_logprobs(
+    tokens: Iterable[tuple[int, TokenLogprobs | None]] | None, bytes_of: BytesOf
+) -> PromptLogprobs | None:
+    if tokens is None:
+        return None
+
+    def entry(token_id: int, logprob: float, rank: int) -> PromptLogprob:
+        text = token_text(bytes_of(token_id))
+        return PromptLogprob(logprob=_finite(logprob), rank=rank, decoded_token=text)
+
+    shown: PromptLogprobs = []
+    for token_id, told in tokens:
+        if told is None:
+            shown.append(None)
+            continue
+        entries = {str(token_id): entry(token_id, told.logprob, told.rank)}
+        for rank, (top_id, logprob) in enumerate(told.top, 1):
+            entries.setdefault(str(top_id), entry(top_id, logprob, rank))
+        shown.append(entries)
+    return shown
+
+
+def _top(told: TokenLogprobs, text: str, bytes_of: BytesOf) -> dict[str, float]:
+    top: dict[str, float] = {}
+    for token_id, value in told.top:  # two tokens may have one text
+        top.setdefault(token_text(bytes_of(token_id)), _finite(value))
+    top.setdefault(text, _finite(told.logprob))
+    return top
 
 
 def _finite(logprob: float) -> float:

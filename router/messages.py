@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from protos import serving_pb2 as pb
 from router.progress import Progress
-from router.request import FinishReason, SamplingParams, TokenLogprobs, ValidPrompt
+from router.request import FinishReason, TokenLogprobs, ValidPrompt
 
 FINISH_REASONS = {
     pb.FINISH_REASON_UNSPECIFIED: None,
@@ -19,8 +19,8 @@ def generate_request(progress: Progress, local_prefill_reason: str | None) -> pb
     return pb.GenerateRequest(
         request_id=prompt.request_id,
         prompt_token_ids=prompt.token_ids,
-        sampling=_sampling(prompt.sampling),
-        samples=[pb.Sample(output_token_ids=progress.token_ids)],
+        sampling=_sampling(progress),
+        samples=[pb.Sample(output_token_ids=progress.resume_token_ids)],
         local_prefill=local_prefill_reason is not None,
         local_prefill_reason=local_prefill_reason or "",
         remaining_ms=_remaining_ms(progress),
@@ -37,7 +37,7 @@ def prefill_request(
     return pb.PrefillRequest(
         request_id=prompt.request_id,
         prompt_token_ids=prompt.token_ids,
-        sampling=_sampling(prompt.sampling),
+        sampling=_sampling(progress),
         samples=[pb.Sample(output_token_ids=output_token_ids)],
         ticket=ticket,
         remaining_ms=_remaining_ms(progress),
@@ -54,7 +54,13 @@ def token_logprobs(message: pb.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(message.logprob, message.rank, tuple(top))
 
 
-def _sampling(params: SamplingParams) -> pb.Sampling:
+def prompt_logprobs(message: pb.PromptLogprobs) -> tuple[int, list[TokenLogprobs]]:
+    return message.first_index, [token_logprobs(entry) for entry in message.logprobs]
+
+
+def _sampling(progress: Progress) -> pb.Sampling:
+    params = progress.prompt.sampling
+    lacks_prompt = progress.lacks_prompt_logprobs
     return pb.Sampling(
         max_tokens=params.max_tokens,
         temperature=params.temperature,
@@ -71,6 +77,7 @@ def _sampling(params: SamplingParams) -> pb.Sampling:
         min_tokens=params.min_tokens,
         allowed_token_ids=params.allowed_token_ids,
         num_logprobs=params.num_logprobs,
+        num_prompt_logprobs=params.num_prompt_logprobs if lacks_prompt else 0,
         bad_words=[pb.TokenSequence(token_ids=word) for word in params.bad_words],
         grammar=params.grammar,
     )

@@ -19,7 +19,13 @@ import grpc
 from protos import serving_pb2 as pb
 from router.errors import LegFailed, QueueFull, Reopen, RouterError, from_status
 from router.event_stream import read_events
-from router.messages import FINISH_REASONS, prefill_request, renew_request, token_logprobs
+from router.messages import (
+    FINISH_REASONS,
+    prefill_request,
+    prompt_logprobs,
+    renew_request,
+    token_logprobs,
+)
 from router.policy import pick_prefill
 from router.progress import Progress
 from router.tasks import cancel_and_wait
@@ -47,6 +53,8 @@ async def run_prefill(
                     has_logprobs = first.HasField("logprobs")
                     logprobs = [token_logprobs(first.logprobs)] if has_logprobs else []
                     progress.accept(0, [first.token_id], reason, logprobs)
+                elif event.HasField("prompt_logprobs"):
+                    progress.accept_prompt(*prompt_logprobs(event.prompt_logprobs))
                 elif event.HasField("shipped"):
                     return
 
@@ -97,6 +105,14 @@ class PrefillLegs:
         if ticket.replaces_lost:
             self._note_lost()
         self._leg = asyncio.create_task(self._settle(ticket))
+
+    async def tell_prompt(self) -> None:
+        """Decode has said all, and the leg under way is to say the rest of what it knows about the
+        prompt: two streams, and one may be ahead. Raises Reopen if it does not."""
+        if self._leg is not None:
+            await asyncio.wait({self._leg})
+        if not self._progress.is_finished:
+            raise Reopen("prompt_logprobs_missing")
 
     async def close(self) -> None:
         await self._end_leg()

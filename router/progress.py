@@ -28,7 +28,9 @@ class Progress:
         self.prompt = prompt
         self.token_ids: list[int] = []
         """Delivered so far; index 0 is the first output token."""
-        self.is_finished = False
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Of the prompt's tokens but the first, as far as they have been told."""
+        self._has_ended = False
         self.failed_prefills: set[str] = set()
         """Addresses: not asked again for this prompt."""
         self.failed_decodes: dict[str, int] = {}
@@ -63,7 +65,7 @@ class Progress:
     ) -> None:
         """Delivers what is new. Raises Reopen if a worker contradicts what was delivered, skips
         an index, or does not tell the logprobs that were asked for."""
-        if self.is_finished:
+        if self._has_ended:
             return
         if self.prompt.sampling.num_logprobs and len(logprobs) != len(token_ids):
             raise Reopen("logprobs_missing")
@@ -74,10 +76,34 @@ class Progress:
         self.token_ids += new
         if new or finish_reason is not None:
             wants_more = self._deliver(new, finish_reason, logprobs[len(known) :])
-            self.is_finished = finish_reason is not None or not wants_more
+            self._has_ended = finish_reason is not None or not wants_more
 
     def finish(self, reason: FinishReason) -> None:
         self.accept(len(self.token_ids), (), reason)
+
+    def accept_prompt(self, first_index: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Keeps the first copy of each. Raises Reopen if a worker skips one."""
+        num_known = len(self.prompt_logprobs) - (first_index - 1)
+        if num_known < 0:
+            raise Reopen("contradiction")
+        self.prompt_logprobs += logprobs[num_known:]
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        num_wanted = len(self.prompt.token_ids) - 1
+        wants = self.prompt.sampling.num_prompt_logprobs > 0
+        return wants and len(self.prompt_logprobs) < num_wanted
+
+    @property
+    def is_finished(self) -> bool:
+        """The answer has ended, and nothing about the prompt is still to come."""
+        return self._has_ended and not self.lacks_prompt_logprobs
+
+    @property
+    def resume_token_ids(self) -> Sequence[int]:
+        """What another attempt is told of the outputs. One token is left for it to say again, if
+        only something about the prompt is missing."""
+        return self.token_ids[:-1] if self._has_ended else self.token_ids
 
     @property
     def is_full(self) -> bool:

@@ -60,8 +60,19 @@ class SamplingParams:
     """Token sequences that must not come."""
     num_logprobs: int = 0
     """Of each output token: 0 none, 1 its own, 1 + k the k likeliest tokens' too."""
+    num_prompt_logprobs: int = 0
+    """The same of each prompt token but the first."""
     grammar: str = ""
     """What the outputs must fit, as runtime/grammar.py writes it; empty: they are free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as text."""
+
+    text: str
+    offsets: tuple[int, ...]
+    """Where the text of each token begins, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,8 @@ class ValidPrompt:
     sampling: SamplingParams
     cache_salt: str = ""
     """Prompts with different ones never share cached KV."""
+    echo: Echo | None = None
+    """The prompt is part of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +99,12 @@ class ValidRequest:
     """Texts that end an answer and are not part of it."""
     is_streaming: bool
     has_usage_chunk: bool
+    num_prompt_logprobs: int = 0
+    """As `SamplingParams` has it, but for their own sake: an echo may want others."""
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return any(prompt.sampling.num_prompt_logprobs for prompt in self.prompts)
 
     @property
     def has_logprobs(self) -> bool:

@@ -9,15 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from router.choice import Piece, PieceToken
-from router.logprobs import BytesOf, ChatLogprobs, TextLogprobs
-from router.request import FinishReason, RequestId
+from router.logprobs import BytesOf, ChatLogprobs, PromptLogprobs, TextLogprobs, prompt_logprobs
+from router.request import FinishReason, RequestId, TokenLogprobs
 
 Reason = Literal["stop", "length"]
 Delta = dict[Literal["role", "content"], str]
 Object = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class WholeChoice:
     tokens: tuple[PieceToken, ...] | None
     """With logprobs; None: they were not asked for."""
     finish_reason: FinishReason
+    prompt_tokens: tuple[tuple[int, TokenLogprobs | None], ...] | None = None
+    """(token id, its logprobs) of the prompt, if asked for."""
 
 
 class AssistantMessage(BaseModel):
@@ -56,6 +62,8 @@ class TextChoice(BaseModel):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Reason | None
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, exclude_if=_is_none)
+    """Beyond OpenAI's, where vLLM has it."""
 
 
 class PromptTokensDetails(BaseModel):
@@ -79,6 +87,8 @@ class Completion(BaseModel):
     model: str
     choices: Sequence[ChatChoice | ChatChunkChoice | TextChoice]
     usage: Usage | None = None
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, exclude_if=_is_none)
+    """Beyond OpenAI's: of a chat, where vLLM has it."""
 
 
 class Format(ABC):
@@ -107,9 +117,10 @@ class Format(ABC):
 
     def completion(self, choices: Sequence[WholeChoice], usage: Usage) -> str:
         """JSON of the whole answer."""
-        return self._object(
-            self.whole_object, [self.choice(choice) for choice in choices], usage
-        ).model_dump_json()
+        return self.whole(choices, usage).model_dump_json()
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Completion:
+        return self._object(self.whole_object, [self.choice(choice) for choice in choices], usage)
 
     def chunk(
         self,
@@ -145,6 +156,11 @@ class ChatFormat(Format):
 
     def opening(self, index: int) -> list[ChatChunkChoice]:
         return [ChatChunkChoice(index=index, delta={"role": "assistant", "content": ""})]
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Completion:
+        (only,) = choices
+        told = prompt_logprobs(only.prompt_tokens, self._bytes_of)
+        return super().whole(choices, usage).model_copy(update={"prompt_logprobs": told})
 
     def delta(self, piece: Piece) -> list[ChatChunkChoice]:
         index, reason = piece.index, piece.finish_reason
@@ -199,4 +215,5 @@ class TextFormat(Format):
             text=whole.text,
             logprobs=self._logprobs(whole.tokens),
             finish_reason=reason,
+            prompt_logprobs=prompt_logprobs(whole.prompt_tokens, self._bytes_of),
         )

@@ -39,6 +39,7 @@ def sampling_params(body: RequestBody, tokenizer: TextTokenizer) -> SamplingPara
         min_tokens=body.min_tokens,
         allowed_token_ids=tuple(dict.fromkeys(allowed)),
         num_logprobs=body.num_logprobs,
+        num_prompt_logprobs=body.num_prompt_logprobs,
         bad_words=tuple(dict.fromkeys(_bad_words(body.bad_words, tokenizer))),
     )
 

@@ -19,7 +19,6 @@ from router.tokenizer import JSONObject
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
@@ -103,11 +102,16 @@ class RequestBody(StructuredOutputFields, _Strict, ABC):
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
     @abstractmethod
     def num_logprobs(self) -> int:
         """As `SamplingParams` has it. Raises BadRequest."""
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        return 0 if self.prompt_logprobs is None else 1 + self.prompt_logprobs
 
     @classmethod
     def parse(cls, body: JSONObject) -> Self:
@@ -129,6 +133,10 @@ class RequestBody(StructuredOutputFields, _Strict, ABC):
         if request.stream_options is not None and not request.stream:
             raise BadRequest(
                 "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+            )
+        if request.prompt_logprobs is not None and request.stream:
+            raise BadRequest(
+                "'prompt_logprobs' is not available when 'stream' is true.", param="prompt_logprobs"
             )
         return request
 
@@ -155,10 +163,17 @@ class CompletionBody(RequestBody):
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool = False
 
     @property
     def num_logprobs(self) -> int:
         return 0 if self.logprobs is None else 1 + self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        if self.echo and self.stream:
+            raise BadRequest("'echo' is not available when 'stream' is true.", param="echo")
+        return max(super().num_prompt_logprobs, self.num_logprobs if self.echo else 0)
 
 
 def _asks_nothing(model: type[BaseModel], name: str, value: object) -> bool:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from router.chat_template import ChatTemplate, Message
 from router.detokenizer import Detokenizer
 from router.errors import BadRequest, RouterError
+from router.request import Echo
 from router.token_bytes import TokenBytes
 from runtime.grammar import UnusableTokenizer, Vocabulary
 from runtime.log import get_logger
@@ -78,6 +79,14 @@ class TextTokenizer:
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._tokenizer, self._special_ids)
+
+    def echo(self, token_ids: Sequence[int]) -> Echo:
+        """A prompt as text; special tokens have none."""
+        detokenizer, text, offsets = self.detokenizer(), "", []
+        for token_id in token_ids:
+            offsets.append(len(text))
+            text += detokenizer.push(token_id)
+        return Echo(text + detokenizer.flush(), tuple(offsets))
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         # A batch of one: `encode` holds the GIL, for seconds if the text has megabytes.

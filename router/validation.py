@@ -52,7 +52,15 @@ class Validator:
         self._check_model(body.model)
         prompts = await asyncio.to_thread(self._encode_prompts, body)
         default = _COMPLETION_MAX_TOKENS
-        return await self._request(request_id, body, prompts, body.max_tokens, default)
+        request = await self._request(request_id, body, prompts, body.max_tokens, default)
+        return await asyncio.to_thread(self._with_echo, request) if body.echo else request
+
+    def _with_echo(self, request: ValidRequest) -> ValidRequest:
+        prompts = (
+            replace(prompt, echo=self._tokenizer.echo(prompt.token_ids))
+            for prompt in request.prompts
+        )
+        return replace(request, prompts=tuple(prompts))
 
     async def _request(
         self,
@@ -81,6 +89,7 @@ class Validator:
             stop=stop,
             is_streaming=body.stream,
             has_usage_chunk=options is not None and options.include_usage,
+            num_prompt_logprobs=0 if body.prompt_logprobs is None else 1 + body.prompt_logprobs,
         )
 
     def _encode_prompts(self, body: CompletionBody) -> list[TokenIds]:

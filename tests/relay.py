@@ -148,6 +148,10 @@ class DecodeEvents(Events[pb.GenerateEvent]):
         return [token_id for event in self for token_id in event.tokens.token_ids]
 
     @property
+    def prompt_logprobs(self) -> list[pb.TokenLogprobs]:
+        return [entry for event in self for entry in event.prompt_logprobs.logprobs]
+
+    @property
     def logprobs(self) -> list[pb.TokenLogprobs]:
         return [entry for event in self for entry in event.tokens.logprobs]
 

@@ -133,3 +133,42 @@ async def test_nobody_asks_nobody_is_told(relay: Relay) -> None:
     events, prefill = await relay.disaggregated(3)
     assert not events.logprobs
     assert not prefill[0].first_token.HasField("logprobs")
+
+
+async def warm(relay: Relay) -> None:
+    """The prompt's KV is cached on both workers."""
+    await relay.local(1)
+    leg = relay.decode.decode_leg(PROMPT, 1, local=True)
+    with running_leg(leg) as (_, task):
+        await task
+    for worker in (relay.prefill, relay.decode):
+        assert worker.engine.stats().blocks.cached > 0
+
+
+async def test_prompt_logprobs_whatever_is_cached(tiny_llama: Path) -> None:
+    """Of the prefill worker, chunk by chunk, before token 0; decode computes no prompt token."""
+    with started_worker(tiny_llama) as prefill, started_worker(tiny_llama) as decode:
+        relay = Relay(prefill, decode)
+        await warm(relay)
+        before = decode.engine.stats().prompt_tokens_computed
+        events, told = await relay.disaggregated(3, num_prompt_logprobs=3)
+        assert decode.engine.stats().prompt_tokens_computed == before
+        assert not events.prompt_logprobs
+        local = await relay.local(3, num_prompt_logprobs=3)
+        one = await run_prefill(prefill.prefill_leg(PROMPT, 1, None, num_prompt_logprobs=3))
+        kinds = [event.WhichOneof("event") for event in told]
+        assert kinds == [*["prompt_logprobs"] * 4, "first_token", "shipped"]
+        assert [event.prompt_logprobs.first_index for event in told[:4]] == [1, 65, 129, 193]
+        assert events.token_ids == local.token_ids
+        entries = [entry for event in told for entry in event.prompt_logprobs.logprobs]
+        assert len(entries) == len(PROMPT) - 1
+        same(entries, local.prompt_logprobs)
+        same(entries, [entry for event in one for entry in event.prompt_logprobs.logprobs])
+        await prefill.assert_all_back()
+        await decode.assert_all_back()
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0, :-1].log_softmax(-1)
+    for row, token_id, entry in zip(expected, PROMPT[1:], entries, strict=True):
+        assert entry.logprob == pytest.approx(row[token_id].item(), abs=TOLERANCE)
+        assert list(entry.top_token_ids) == row.topk(2).indices.tolist()

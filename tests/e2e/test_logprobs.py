@@ -96,6 +96,25 @@ async def test_prefill_killed_in_mid_transfer(cluster: Cluster) -> None:
         same(await answer, expected)
 
 
+async def test_prompt_logprobs_when_prefill_is_killed(cluster: Cluster, tiny_llama: Path) -> None:
+    """What the dead worker had told stands; the next tells the rest."""
+    prompt = prompt_of(25)
+    async with relay_client(cluster) as client:
+        answer = asyncio.create_task(client.told(prompt, 3, num_prompt_logprobs=3))
+        await first(of_role(cluster, "decode"), is_receiving)
+        victim = await first(of_role(cluster, "prefill"), is_prefilling)
+        victim.kill()
+        told = await answer
+    assert len(told.prompt_logprobs) == len(prompt) - 1
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt])).logits[0, :-1]
+    for row, token_id, entry in zip(
+        logits.log_softmax(-1), prompt[1:], told.prompt_logprobs, strict=True
+    ):
+        is_of(entry, row, token_id)
+
+
 async def test_over_http(cluster: Cluster) -> None:
     async with httpx.AsyncClient(base_url=cluster.routers[0].url, timeout=30) as http:
         body = {
@@ -111,6 +130,10 @@ async def test_over_http(cluster: Cluster) -> None:
         told = choice["choices"][0]["logprobs"]
         assert len(told["tokens"]) == len(told["token_logprobs"]) == 5
         assert all(value <= 0 for value in told["token_logprobs"])
+        choice = (await http.post("/v1/completions", json={**body, "echo": True})).json()
+        echoed = choice["choices"][0]["logprobs"]
+        assert echoed["token_logprobs"][0] is None
+        assert echoed["token_logprobs"][40:] == pytest.approx(told["token_logprobs"], abs=TOLERANCE)
         forced = {**body, "allowed_token_ids": [333], "logprobs": 0}
         reply = (await http.post("/v1/completions", json=forced)).raise_for_status().json()
         assert len(set(reply["choices"][0]["logprobs"]["tokens"])) == 1

@@ -20,6 +20,7 @@ from tests.e2e.cluster import MODEL_NAME, WorkerProcess
 class Told:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class TokenClient:
@@ -46,7 +47,7 @@ class TokenClient:
 
         request_id = RequestId(f"test-{next(self._serial)}")
         valid = ValidPrompt(request_id, tuple(prompt), params, cache_salt)
-        await self._dispatcher.run(valid, deliver)
+        told.prompt_logprobs += await self._dispatcher.run(valid, deliver)
         return told
 
     async def generate(

@@ -36,3 +36,17 @@ def test_ragged_batch() -> None:
 def test_no_logits_wanted() -> None:
     batch = BatchInput.build([row([1], 0, [0], False)], 16, torch.device("cpu"))
     assert batch.logits_indices.shape == (0,)
+
+
+def test_rows_that_tell_of_prompt_tokens() -> None:
+    ids = np.array([1, 2, 3], dtype=np.int64)
+    telling = BatchRow(ids, 4, np.array([3, 9]), True, range(1, 3), np.array([3, 8]))
+    batch = BatchInput.build(
+        [row([7], 5, [3, 9], True), telling, row([8, 9], 3, [5, 6, 2], False)],
+        block_size=4,
+        device=torch.device("cpu"),
+    )
+    assert batch.logits_indices.tolist() == [0, 3]
+    assert batch.prompt_indices.tolist() == [2, 3]
+    assert batch.prompt_token_ids.tolist() == [3, 8]
+    assert batch.seq_lens.tolist() == [6, 7, 5]

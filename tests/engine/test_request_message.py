@@ -33,6 +33,8 @@ def test_everything_is_carried_over() -> None:
         min_tokens=9,
         allowed_token_ids=[1, 99],
         bad_words=[pb.TokenSequence(token_ids=[1, 2])],
+        num_logprobs=21,
+        num_prompt_logprobs=1,
     )
     assert request.sampling == SamplingParams(
         max_tokens=9,
@@ -44,6 +46,8 @@ def test_everything_is_carried_over() -> None:
         min_tokens=9,
         allowed_token_ids=(1, 99),
         bad_words=((1, 2),),
+        num_logprobs=21,
+        num_prompt_logprobs=1,
     )
 
 
@@ -69,6 +73,8 @@ def test_everything_is_carried_over() -> None:
         ({"stop_token_ids": [100]}, "100"),
         ({"bad_words": [pb.TokenSequence(token_ids=[100])]}, "100"),
         ({"bad_words": [pb.TokenSequence()]}, "bad_words"),
+        ({"num_logprobs": 22}, "21 likeliest"),
+        ({"num_prompt_logprobs": 22}, "21 likeliest"),
     ],
 )
 def test_refusals_name_what_is_wrong(change: dict[str, object], named: str) -> None:

@@ -19,6 +19,7 @@ import grpc
 
 from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
+from tests.router.fake_logprobs import logprobs_of, prompt_logprobs_of
 
 FINGERPRINT = b"f" * 32
 MAX_MODEL_LEN = 100
@@ -26,22 +27,6 @@ MAX_MODEL_LEN = 100
 Request = TypeVar("Request")
 CallT = TypeVar("CallT")
 T = TypeVar("T")
-
-
-def logprobs_of(token_ids: Sequence[int], count: int) -> list[pb.TokenLogprobs]:
-    """Of each token -1 / (1 + id); of the likeliest, ids 0, 1, 2, …: 0, -1, -2, …."""
-    if not count:
-        return []
-    top = list(range(count - 1))
-    return [
-        pb.TokenLogprobs(
-            logprob=-1 / (1 + token_id),
-            rank=count,
-            top_token_ids=top,
-            top_logprobs=[-index for index in top],
-        )
-        for token_id in token_ids
-    ]
 
 
 @dataclass
@@ -127,9 +112,15 @@ class GenerateCall(Call[pb.GenerateRequest]):
         is_whole = end == len(self.relay.answer)
         await self.finish(pb.FINISH_REASON_STOP if is_whole else pb.FINISH_REASON_LENGTH)
 
+    async def prompt_logprobs(self) -> None:
+        for told in prompt_logprobs_of(self.request):
+            await self.context.write(pb.GenerateEvent(prompt_logprobs=told))
+
     async def run_happily(self) -> None:
         hit = self.relay.decode_hit
-        if not self.request.local_prefill:
+        if self.request.local_prefill:
+            await self.prompt_logprobs()
+        else:
             transfer_id = await self.reserve()
             await self.relay.commit(transfer_id)
             hit = max(hit, self.relay.prefill_hit)  # as COMMIT says: `FirstToken` may come later
@@ -159,7 +150,12 @@ class PrefillCall(Call[pb.PrefillRequest]):
             commit.set_result(list(self.relay.answer[:1]))
         await self.context.write(pb.PrefillEvent(shipped=pb.Shipped()))
 
+    async def prompt_logprobs(self) -> None:
+        for told in prompt_logprobs_of(self.request):
+            await self.context.write(pb.PrefillEvent(prompt_logprobs=told))
+
     async def run_happily(self) -> None:
+        await self.prompt_logprobs()
         if self.request.sampling.max_tokens == 1:
             await self.first_token(reason=pb.FINISH_REASON_LENGTH)
             return

@@ -72,7 +72,8 @@ def test_every_token_is_told_once_and_in_order(tokenizer: TextTokenizer, cuts: l
     run(answer, token_ids, cuts)
     assert answer.text == TEXT
     assert [token.token_id for token in answer.tokens] == list(token_ids)
-    assert [-token.logprobs.logprob for token in answer.tokens] == list(range(len(token_ids)))
+    told = [token.logprobs for token in answer.tokens]
+    assert told == [TokenLogprobs(-float(i), 1, ()) for i in range(len(token_ids))]
     raw = b"".join(tokenizer.token_bytes(token.token_id) for token in answer.tokens)
     assert raw.decode() == TEXT
     for token in answer.tokens:

@@ -40,7 +40,7 @@ JSON = {"content-type": "application/json"}
         (b"a=1", {"content-type": "application/x-www-form-urlencoded"}, 415),
         (b'{"prompt": "a"}', JSON, 400),
         (b'{"model": "gpt-4", "prompt": "a"}', JSON, 404),
-        (b'{"model": "tiny", "prompt": "a", "echo": true}', JSON, 400),
+        (b'{"model": "tiny", "prompt": "a", "suffix": "x"}', JSON, 400),
         (b"a" * 2001, JSON, 413),
     ],
 )

@@ -95,6 +95,10 @@ def test_what_asks_for_nothing_is_taken(harmless: JSONObject) -> None:
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids.0"),
         ({"bad_words": [""]}, "bad_words.0"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+        ({"echo": True}, "echo"),
         ({"bad_words": "a"}, "bad_words"),
         ({"bad_words": ["a"] * 129}, "bad_words"),
         ({"bad_words": ["a" * 257]}, "bad_words.0"),
@@ -109,7 +113,7 @@ def test_a_refusal_names_the_parameter(change: JSONObject, param: str) -> None:
     assert param.split(".")[-1] in refusal.value.message
 
 
-@pytest.mark.parametrize("change", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}])
+@pytest.mark.parametrize("change", [{"suffix": "x"}, {"best_of": 2}])
 def test_what_completions_do_not_have(change: JSONObject) -> None:
     with pytest.raises(BadRequest) as refusal:
         CompletionBody.parse({**COMPLETION, **change})
