@@ -25,6 +25,7 @@ from kvfabric.ticket import Ticket, TransferId
 from prefill_server.leg import PrefillLeg
 from prefill_server.metrics import PrefillMetrics
 from protos import serving_pb2 as pb
+from runtime.grammar import Vocabulary
 from runtime.metrics import HandoffStages
 
 WAIT_S = 20.0
@@ -199,7 +200,9 @@ _generations = itertools.count(1)
 
 @contextmanager
 def started_worker(model_path: Path, **engine_flags: object) -> Iterator[Worker]:
-    """Runs on the calling loop."""
+    """Runs on the calling loop. Serves grammars if there is a `vocabulary` among the flags."""
+    vocabulary = engine_flags.pop("vocabulary", None)
+    assert vocabulary is None or isinstance(vocabulary, Vocabulary)
     flags: dict[str, object] = {
         "num_blocks": 64,
         "max_model_len": 512,
@@ -207,7 +210,10 @@ def started_worker(model_path: Path, **engine_flags: object) -> Iterator[Worker]
         "num_threads": 1,
         **engine_flags,
     }
-    engine = Engine(EngineConfig(model_path, device="cpu", dtype="float32", **flags))  # type: ignore[arg-type]
+    engine = Engine(
+        EngineConfig(model_path, device="cpu", dtype="float32", **flags),  # type: ignore[arg-type]
+        vocabulary=vocabulary,
+    )
     config = FabricConfig(
         listen="inproc://",
         fingerprint=engine.fingerprint,
