@@ -146,6 +146,7 @@ def _engine_config(config: WorkerConfig) -> EngineConfig:
         model_path=Path(config.model_path),
         device=config.device,
         dtype=config.dtype,
+        kernels=config.kernels,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         kv_memory=config.kv_memory,

@@ -26,6 +26,9 @@ class WorkerConfig:
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag(
         "auto", help="of weights and KV; auto is what the model is stored in"
     )
+    kernels: Literal["auto", "torch", "numba"] = flag(
+        "auto", help="what computes on a CPU; auto: Numba's, if they know the model, else torch's"
+    )
     cores: tuple[str, ...] = flag((), help="CPU cores to stay on; none: all")
     block_size: int = flag(16, help="tokens in one KV block")
     num_blocks: int | None = flag(None, help="blocks in the KV pool (default: by --kv-memory)")

@@ -8,10 +8,9 @@
 
 from collections.abc import Callable
 
-import torch
-
 from engine.block_pool import BlockPool
 from engine.config import ModelConfig
+from engine.decoder import load_decoder
 from engine.engine_config import EngineConfig
 from engine.engine_loop import EngineLoop, discard
 from engine.errors import InvalidRequest
@@ -19,12 +18,10 @@ from engine.fingerprint import fingerprint
 from engine.grammars import Grammars
 from engine.kv_cache import KVCache
 from engine.kv_copier import KVCopier
-from engine.model import Model
 from engine.model_runner import ModelRunner
 from engine.prefix_cache import PrefixCache
 from engine.request import EngineEvent, RequestId, TokenLogprobs
 from engine.scheduler import Scheduler
-from engine.weights import ModelWeights, load_weights, random_weights
 from runtime.grammar import Vocabulary
 
 
@@ -46,8 +43,9 @@ class Engine(EngineLoop):
         dtype = config.resolve_dtype(self.model_config)
         self.kv_shape = self.model_config.kv_shape(dtype)
         """(layers, KV heads, bytes of one head of one token's K or V)"""
-        weights = _weights(config, self.model_config, dtype, device)
-        self.fingerprint = fingerprint(self.model_config, weights.digest, dtype, wire_version)
+        self._decoder = load_decoder(config, self.model_config, dtype, device)
+        digest = self._decoder.digest
+        self.fingerprint = fingerprint(self.model_config, digest, dtype, wire_version)
         num_blocks = config.resolve_num_blocks(self.model_config)
         kv_cache = KVCache(self.model_config, num_blocks, config.block_size, dtype, device)
         self.copier = KVCopier(kv_cache)
@@ -63,9 +61,7 @@ class Engine(EngineLoop):
             max_queue_s=_seconds(config.max_queue_ms),
         )
         grammars = Grammars(vocabulary, config.nice)
-        runner = ModelRunner(
-            Model(self.model_config, weights), kv_cache, self.copier, grammars, config.num_threads
-        )
+        runner = ModelRunner(self._decoder, kv_cache, self.copier, grammars)
         super().__init__(
             scheduler,
             runner,
@@ -91,16 +87,9 @@ class Engine(EngineLoop):
         """See EngineLoop.stop; completes the copies under way."""
         super().stop()
         self.copier.close()
+        self._decoder.close()
         self._grammars.close()
 
 
 def _seconds(ms: float | None) -> float | None:
     return ms / 1000 if ms is not None else None
-
-
-def _weights(
-    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> ModelWeights:
-    if config.random_weights is not None:
-        return random_weights(model_config, config.random_weights, dtype, device)
-    return load_weights(config.model_path, model_config, dtype, device)

@@ -31,6 +31,8 @@ class EngineConfig:
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
     """auto: what the weights are stored in."""
+    kernels: Literal["auto", "torch", "numba"] = "auto"
+    """What computes; auto: our own, compiled by Numba, where they know the model and the device."""
     block_size: int = 16
     """Tokens in one KV block."""
     num_blocks: int | None = None
@@ -51,7 +53,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     """Sequences computed in one step, at most."""
     num_threads: int | None = None
-    """CPU threads of torch; None leaves torch's own choice."""
+    """CPU threads of the model; None: as many as torch would take."""
     prefix_caching: bool = True
     """Prompts find the KV of their first blocks where another sequence has computed it."""
     nice: int = 10

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.config import RopeConfig
 from engine.errors import UnsupportedModel
 from engine.gguf_file import ARCHITECTURES, GgufFile
-from engine.model import rope_inv_freq
+from engine.rope import rope_inv_freq
 
 _SHARD_NBYTES = 2 << 30
 _OUTER_NAMES = {

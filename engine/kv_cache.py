@@ -11,6 +11,7 @@ each. On CUDA the payload is pinned host memory and every call is asynchronous o
 stream; its device-side temporary belongs to that stream.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -55,7 +56,7 @@ class KVCache:
         self.block_size = block_size
         shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         # Zeroed by writing: every page is there before the first step, and no slot holds a NaN.
-        self.data = torch.empty(shape, dtype=dtype, device=device).zero_()
+        self.data = _allocate(shape, dtype, device).zero_()
         self.device = self.data.device
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -150,6 +151,14 @@ class KVCache:
         block, offset = divmod(begin, self.block_size)
         tokens = slice(begin - payload_first, end - payload_first)
         return tokens, block_table[block], slice(offset, offset + end - begin)
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    # NumPy asks for huge pages: attention reads all over the pool.
+    raw = np.empty(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 # On the CPU NumPy copies: a block by one memcpy, without the GIL, and, as torch would not, on no

@@ -7,7 +7,7 @@ embeddings. Norms are computed in float32; everything else in the weights' dtype
 T tokens of B sequences are one ragged batch; no tensor here is padded.
 """
 
-import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,18 @@ from torch import Tensor
 
 from engine.attention import Attention, AttentionFactory, GatherAttention
 from engine.batch import BatchInput
-from engine.config import ModelConfig, RopeConfig
+from engine.config import ModelConfig
 from engine.kv_cache import KVCache
+from engine.linear import Linear
+from engine.rope import rope_inv_freq
 from engine.weights import LayerWeights, ModelWeights
+
+
+class ModelOutput(NamedTuple):
+    logits: Tensor
+    """[L, vocab] float32, of the rows in `batch.logits_indices`."""
+    hidden: Tensor
+    """[T, hidden] what the last layer made of each token; good until the next `forward`."""
 
 
 class Model:
@@ -28,25 +37,27 @@ class Model:
         config: ModelConfig,
         weights: ModelWeights,
         attention: AttentionFactory = GatherAttention,
+        num_threads: int | None = None,
     ) -> None:
         self.config = config
+        self.digest = weights.digest
+        self.num_torch_threads = num_threads
         self._weights = weights
         self._attention = attention
         inv_freq = rope_inv_freq(config.rope, config.head_dim)
         self._inv_freq = inv_freq.to(weights.embedding.device)  # [head_dim / 2] float32
 
-    def forward(self, batch: BatchInput, kv: KVCache) -> Tensor:
-        """Writes K and V of the batch's tokens into `kv`; returns the logits of the rows in
-        `batch.logits_indices`, [L, vocab] float32."""
-        return self.logits(self.hidden(batch, kv)[batch.logits_indices])
+    def forward(self, batch: BatchInput, kv: KVCache) -> ModelOutput:
+        """Writes K and V of the batch's tokens into `kv`."""
+        hidden = self._hidden(batch, kv)
+        return ModelOutput(self.logits(hidden[batch.logits_indices]), hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden], rows of what `hidden` gave → [n, vocab] float32."""
+        """[n, hidden], rows of what the last `forward` gave → [n, vocab] float32."""
         return self._weights.lm_head(self._norm(hidden, self._weights.norm)).float()
 
-    def hidden(self, batch: BatchInput, kv: KVCache) -> Tensor:
-        """Writes K and V of the batch's tokens into `kv`; returns what the last layer makes of
-        each, [T, hidden]."""
+    def _hidden(self, batch: BatchInput, kv: KVCache) -> Tensor:
+        """What the last layer makes of each token, [T, hidden]."""
         hidden = F.embedding(batch.input_ids, self._weights.embedding)  # [T, hidden]
         cos, sin = self._rotation(batch.positions, hidden.dtype)
         attention = self._attention(batch, kv)
@@ -59,13 +70,16 @@ class Model:
             hidden = hidden + _mlp(layer, normed)
         return hidden
 
+    def close(self) -> None:
+        """It has no threads of its own."""
+
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos, sin, each [T, 1, head_dim / 2]; angles in float32."""
         angles = positions.unsqueeze(1).float() * self._inv_freq
         return angles.cos().to(dtype).unsqueeze(1), angles.sin().to(dtype).unsqueeze(1)
 
     def _project(
-        self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor
+        self, layer: LayerWeights[Linear], x: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] → q [T, heads, head_dim]; k, v [T, kv_heads, head_dim]"""
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
@@ -77,7 +91,9 @@ class Model:
         q, k = _rotate(qk, cos, sin).split_with_sizes((heads, kv_heads), dim=1)
         return q, k, v
 
-    def _attend(self, attention: Attention, index: int, layer: LayerWeights, q: Tensor) -> Tensor:
+    def _attend(
+        self, attention: Attention, index: int, layer: LayerWeights[Linear], q: Tensor
+    ) -> Tensor:
         attended = attention(index, q, self.config.windows[index])
         return layer.o(attended.flatten(1))
 
@@ -86,7 +102,7 @@ class Model:
         return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
 
-def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:
+def _mlp(layer: LayerWeights[Linear], x: Tensor) -> Tensor:
     gate, up = layer.gate_up(x).chunk(2, dim=-1)
     return layer.down(F.silu(gate) * up)
 
@@ -95,17 +111,3 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the pairs (i, i + head_dim / 2) of each head."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def rope_inv_freq(rope: RopeConfig, head_dim: int) -> Tensor:
-    """[head_dim / 2] float32: radians per position. llama3: wavelengths beyond the context it
-    was trained on are stretched by `factor`, short ones kept, those between interpolated."""
-    inv_freq = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
-    if rope.kind == "default":
-        return inv_freq
-    if rope.kind == "linear":
-        return inv_freq / rope.factor
-    turns = rope.original_max_position * inv_freq / (2 * math.pi)  # within the old context
-    low, high = rope.low_freq_factor, rope.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)  # share of the original frequency
-    return inv_freq * (kept + (1 - kept) / rope.factor)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.batch import BatchInput, BatchRow
+from engine.decoder import Decoder
 from engine.errors import OutOfDeviceMemory
 from engine.grammars import Grammars, MaskFill
 from engine.kv_cache import KVCache
@@ -21,7 +22,6 @@ from engine.kv_copier import KVCopier
 from engine.kv_lease import KVLease
 from engine.logit_rules import Words
 from engine.logprobs import StepLogprobs
-from engine.model import Model
 from engine.prompt_logprobs import PromptLogprobsRows
 from engine.sampler import SampleRow, sample_tokens
 from engine.scheduled_batch import StepOutput
@@ -51,23 +51,21 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Model,
+        model: Decoder,
         kv_cache: KVCache,
         copier: KVCopier,
         grammars: Grammars,
-        num_threads: int | None,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._copier = copier
         self._grammars = grammars
-        self._num_threads = num_threads
         self._device = kv_cache.device
         self.is_async = self._device.type == "cuda"
 
     def start(self) -> None:
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)  # OpenMP keeps it by calling thread
+        if self._model.num_torch_threads is not None:
+            torch.set_num_threads(self._model.num_torch_threads)  # OpenMP keeps it by thread
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
@@ -84,12 +82,11 @@ class ModelRunner:
         batch = BatchInput.build(
             [_batch_row(seq) for seq in seqs], self._kv_cache.block_size, self._device
         )
-        hidden = self._model.hidden(batch, self._kv_cache)
+        logits, hidden = self._model.forward(batch, self._kv_cache)
         self._copier.record_compute()
         told = PromptLogprobsRows(seqs)
         if not sampling and not told.num_rows:
             return StepOutput([])
-        logits = self._model.logits(hidden[batch.logits_indices])
         words = iter(masks.result() if masks is not None else ())
         rows = [_sample_row(seq, next(words) if seq.grammar else None) for seq in sampling]
         logprobs = StepLogprobs(logits, [row.params.num_logprobs for row in rows])

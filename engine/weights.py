@@ -1,19 +1,20 @@
-"""Weights: read from safetensors, or drawn at random, into the decoder's layout.
+"""Weights: read from safetensors, or drawn at random, in the decoder's order.
 
 Knows the tensor names of Hugging Face checkpoints and nothing of computing with them. Files are
-mapped into memory, and each tensor is copied once, to its place in a fused matrix on the device.
-Along the way the loader samples every tensor into `ModelWeights.digest`, which is the same for
-the same weights in another folder, in other shards and on another device.
+mapped into memory, and each tensor is copied once, to its place in a fused matrix on the device;
+what becomes of a layer's matrices is up to the model that reads them, a layer at a time. Along the
+way the reader samples every tensor into a digest, which is the same for the same weights in another
+folder, in other shards and on another device.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,30 +23,60 @@ from torch import Tensor
 from engine.config import ModelConfig, ModelError
 from engine.linear import Linear
 
+_Projection = TypeVar("_Projection")
+_Model = TypeVar("_Model")
+
 _DIGEST_SAMPLES = 64
 """Values of each tensor that go into the digest."""
 
 
+class Matrix(NamedTuple):
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
+class LayerWeights(Generic[_Projection]):
     input_norm: Tensor  # [hidden]
-    qkv: Linear  # hidden → (heads + 2 * kv_heads) * head_dim
+    qkv: _Projection  # hidden → (heads + 2 * kv_heads) * head_dim
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
-    o: Linear  # heads * head_dim → hidden
+    o: _Projection  # heads * head_dim → hidden
     post_attention_norm: Tensor  # [hidden]
-    gate_up: Linear  # hidden → 2 * intermediate
-    down: Linear  # intermediate → hidden
+    gate_up: _Projection  # hidden → 2 * intermediate
+    down: _Projection  # intermediate → hidden
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
+    """For engine/model.py."""
+
     embedding: Tensor  # [vocab, hidden]
-    layers: tuple[LayerWeights, ...]
+    layers: tuple[LayerWeights[Linear], ...]
     norm: Tensor  # [hidden]
     lm_head: Linear  # hidden → vocab
     digest: bytes
     """32 bytes over names, shapes and samples of the tensors as this dtype holds them."""
+
+    @classmethod
+    def read(cls, reader: "WeightReader") -> "ModelWeights":
+        embedding = reader.embedding()
+        layers = tuple(_with_linears(layer) for layer in reader.layers())
+        norm, lm_head = reader.norm(), Linear(*reader.lm_head())
+        return cls(embedding, layers, norm, lm_head, reader.digest())
+
+
+def _with_linears(layer: LayerWeights[Matrix]) -> LayerWeights[Linear]:
+    return LayerWeights(
+        input_norm=layer.input_norm,
+        qkv=Linear(*layer.qkv),
+        q_norm=layer.q_norm,
+        k_norm=layer.k_norm,
+        o=Linear(*layer.o),
+        post_attention_norm=layer.post_attention_norm,
+        gate_up=Linear(*layer.gate_up),
+        down=Linear(*layer.down),
+    )
 
 
 class Checkpoint(Protocol):
@@ -60,17 +91,34 @@ def load_weights(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> ModelWeights:
     """Raises ModelError, naming the tensor or file, for anything missing, misshapen or unknown."""
+    return read_weights(folder, config, dtype, device, ModelWeights.read)
+
+
+def read_weights(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    build: Callable[["WeightReader"], _Model],
+) -> _Model:
+    """What `build` makes of the folder's weights. Raises as `load_weights`."""
     with _SafetensorsCheckpoint(folder) as checkpoint:
-        weights = _Loader(config, checkpoint, dtype, device).load()
+        model = build(WeightReader(config, checkpoint, dtype, device))
         checkpoint.refuse_unread()
-    return weights
+    return model
 
 
 def random_weights(
     config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device
 ) -> ModelWeights:
     """The same values for the same seed whatever the dtype, up to its rounding."""
-    return _Loader(config, _RandomCheckpoint(seed), dtype, device).load()
+    return ModelWeights.read(random_reader(config, seed, dtype, device))
+
+
+def random_reader(
+    config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device
+) -> "WeightReader":
+    return WeightReader(config, _RandomCheckpoint(seed), dtype, device)
 
 
 class _RandomCheckpoint:
@@ -141,8 +189,9 @@ class _SafetensorsCheckpoint:
             raise ModelError(f"{self._folder}: unknown tensors, the first is {min(left)}")
 
 
-class _Loader:
-    """Lays a checkpoint out for engine/model.py, and digests it on the way."""
+class WeightReader:
+    """Reads a checkpoint, and digests it on the way: `embedding`, `layers`, `norm`, `lm_head`, each
+    once and in this order, then `digest`."""
 
     def __init__(
         self,
@@ -151,24 +200,39 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._config = config
+        self.config = config
+        self.dtype = dtype
         self._checkpoint = checkpoint
-        self._dtype = dtype
         self._device = device
         self._hash = hashlib.sha256()
+        self._tied: Tensor | None = None
 
-    def load(self) -> ModelWeights:
-        config = self._config
+    def embedding(self) -> Tensor:
+        """[vocab, hidden]"""
+        config = self.config
         embedding = self._tensor("model.embed_tokens", (config.vocab_size, config.hidden_size))
-        layers = tuple(self._layer(f"model.layers.{i}") for i in range(config.num_layers))
-        norm = self._tensor("model.norm", (config.hidden_size,))
-        lm_head = Linear(embedding, None)
-        if not config.tie_word_embeddings:
-            lm_head = self._linear("", {"lm_head": config.vocab_size}, config.hidden_size, False)
-        return ModelWeights(embedding, layers, norm, lm_head, self._hash.digest())
+        if config.tie_word_embeddings:
+            self._tied = embedding
+        return embedding
 
-    def _layer(self, at: str) -> LayerWeights:
-        config = self._config
+    def layers(self) -> Iterator[LayerWeights[Matrix]]:
+        for index in range(self.config.num_layers):
+            yield self._layer(f"model.layers.{index}")
+
+    def norm(self) -> Tensor:
+        """[hidden], the last one."""
+        return self._tensor("model.norm", (self.config.hidden_size,))
+
+    def lm_head(self) -> Matrix:
+        if self._tied is not None:
+            return Matrix(self._tied, None)
+        return self._linear("", {"lm_head": self.config.vocab_size}, self.config.hidden_size, False)
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+    def _layer(self, at: str) -> LayerWeights[Matrix]:
+        config = self.config
         hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
         qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
@@ -189,18 +253,17 @@ class _Loader:
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._fused([(f"{name}.weight", shape)])
 
-    def _linear(self, at: str, parts: dict[str, int], num_in: int, has_bias: bool) -> Linear:
+    def _linear(self, at: str, parts: dict[str, int], num_in: int, has_bias: bool) -> Matrix:
         """Parts that share their input, one under the other."""
         weight = self._fused([(f"{at}{part}.weight", (n, num_in)) for part, n in parts.items()])
         if not has_bias:
-            return Linear(weight, None)
-        return Linear(
-            weight, self._fused([(f"{at}{part}.bias", (n,)) for part, n in parts.items()])
-        )
+            return Matrix(weight, None)
+        bias = self._fused([(f"{at}{part}.bias", (n,)) for part, n in parts.items()])
+        return Matrix(weight, bias)
 
     def _fused(self, parts: list[tuple[str, tuple[int, ...]]]) -> Tensor:
         num_rows = sum(shape[0] for _, shape in parts)
-        fused = torch.empty((num_rows, *parts[0][1][1:]), dtype=self._dtype, device=self._device)
+        fused = torch.empty((num_rows, *parts[0][1][1:]), dtype=self.dtype, device=self._device)
         for (name, shape), place in zip(
             parts, fused.split_with_sizes([shape[0] for _, shape in parts]), strict=True
         ):
@@ -211,6 +274,6 @@ class _Loader:
 
     def _digest(self, name: str, stored: Tensor) -> None:
         flat = stored.flatten()
-        samples = flat[:: max(1, flat.numel() // _DIGEST_SAMPLES)].to(self._dtype).contiguous()
+        samples = flat[:: max(1, flat.numel() // _DIGEST_SAMPLES)].to(self.dtype).contiguous()
         self._hash.update(f"{name} {list(stored.shape)}\n".encode())
         self._hash.update(samples.view(torch.uint8).numpy().tobytes())

@@ -37,6 +37,8 @@ _SHAPE = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+_WIDE = {**_SHAPE, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2}
+"""With heads of whole vectors, for the CPU's kernels; an odd number of panels, partial ones."""
 _FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=True),
     "llama3": lambda: LlamaConfig(
@@ -50,6 +52,26 @@ _FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=16, attention_bias=True),
     "mistral": lambda: MistralConfig(**_SHAPE, head_dim=12, sliding_window=20),
+}
+_WIDE_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "wide-llama": lambda: LlamaConfig(**_WIDE, head_dim=64, tie_word_embeddings=True),
+    "wide-llama3": lambda: LlamaConfig(
+        **{**_WIDE, "hidden_size": 240, "num_attention_heads": 15, "num_key_value_heads": 1},
+        head_dim=32,
+        rope_parameters=_LLAMA3_ROPE,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "wide-qwen2": lambda: Qwen2Config(
+        **{**_WIDE, "hidden_size": 192},
+        use_sliding_window=True,
+        sliding_window=24,
+        max_window_layers=1,
+    ),
+    "wide-qwen3": lambda: Qwen3Config(**_WIDE, head_dim=32, attention_bias=True),
+    "wide-mistral": lambda: MistralConfig(
+        **{**_WIDE, "num_key_value_heads": 6}, head_dim=32, sliding_window=20
+    ),
 }
 
 
@@ -82,6 +104,19 @@ def tiny_model(
     return tiny_models(request.param)
 
 
+@pytest.fixture(scope="session", params=_WIDE_FAMILIES)
+def wide_model(
+    request: pytest.FixtureRequest, tiny_models: Callable[[str], TinyModel]
+) -> TinyModel:
+    """Every family in turn, in a shape that the CPU's kernels take."""
+    return tiny_models(request.param)
+
+
+@pytest.fixture(scope="session")
+def wide_llama(tiny_models: Callable[[str], TinyModel]) -> TinyModel:
+    return tiny_models("wide-llama")
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tiny_models: Callable[[str], TinyModel]) -> TinyModel:
     return tiny_models("llama")
@@ -98,7 +133,9 @@ def _one_torch_thread() -> Iterator[None]:
 def _write(family: str, folder: Path) -> TinyModel:
     with torch.random.fork_rng():
         torch.manual_seed(20)
-        model = AutoModelForCausalLM.from_config(_FAMILIES[family](), attn_implementation="eager")
+        model = AutoModelForCausalLM.from_config(
+            (_FAMILIES | _WIDE_FAMILIES)[family](), attn_implementation="eager"
+        )
         _randomise_vectors(model)
     model.eval().save_pretrained(folder)
     return TinyModel(family, folder, model)

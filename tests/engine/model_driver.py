@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.batch import BatchInput, BatchRow
+from engine.config import ModelConfig
+from engine.decoder import Decoder
 from engine.kv_cache import KVCache
-from engine.model import Model
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 96
@@ -25,13 +26,21 @@ class Running:
 
 
 class ModelDriver:
-    def __init__(self, model: Model, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int = BLOCK_SIZE,
+    ) -> None:
         self.model = model
-        self.kv = KVCache(model.config, NUM_BLOCKS, BLOCK_SIZE, dtype, device)
+        self.block_size = block_size
+        self.kv = KVCache(config, NUM_BLOCKS, block_size, dtype, device)
         self._free = random.Random(3).sample(range(1, NUM_BLOCKS), NUM_BLOCKS - 1)
 
     def add(self, token_ids: list[int], max_len: int) -> Running:
-        blocks = [self._free.pop() for _ in range(-(-max_len // BLOCK_SIZE))]
+        blocks = [self._free.pop() for _ in range(-(-max_len // self.block_size))]
         return Running(list(token_ids), blocks)
 
     def step(self, scheduled: list[tuple[Running, int]]) -> Tensor:
@@ -45,8 +54,8 @@ class ModelDriver:
             )
             for seq, n in scheduled
         ]
-        batch = BatchInput.build(rows, BLOCK_SIZE, self.kv.device)
-        logits = self.model.forward(batch, self.kv)
+        batch = BatchInput.build(rows, self.block_size, self.kv.device)
+        logits = self.model.forward(batch, self.kv).logits
         for seq, n in scheduled:
             seq.num_computed += n
         return logits

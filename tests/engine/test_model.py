@@ -6,7 +6,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.config import ModelConfig, RopeConfig
-from engine.model import Model, rope_inv_freq
+from engine.model import Model
+from engine.rope import rope_inv_freq
 from engine.weights import load_weights, random_weights
 from tests.engine.conftest import TinyModel
 from tests.engine.model_driver import ModelDriver, random_prompt
@@ -17,7 +18,7 @@ CPU = torch.device("cpu")
 def drive(tiny: TinyModel) -> ModelDriver:
     config = ModelConfig.from_folder(tiny.folder)
     model = Model(config, load_weights(tiny.folder, config, torch.float32, CPU))
-    return ModelDriver(model, torch.float32, CPU)
+    return ModelDriver(model, config, torch.float32, CPU)
 
 
 def test_logits_are_those_of_transformers(tiny_model: TinyModel) -> None:
@@ -61,8 +62,8 @@ def test_bfloat16_stays_near_float32(tiny_llama: TinyModel) -> None:
     rounded, expected = (
         driver.step([(driver.add(token_ids, 30), 30)])[0]
         for driver in (
-            ModelDriver(model, torch.bfloat16, CPU),
-            ModelDriver(exact, torch.float32, CPU),
+            ModelDriver(model, config, torch.bfloat16, CPU),
+            ModelDriver(exact, config, torch.float32, CPU),
         )
     )
     assert rounded.dtype == torch.float32

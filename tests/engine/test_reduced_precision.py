@@ -56,7 +56,7 @@ class Runner:
         """[vocab] after the last token; positions from `start`."""
         blocks = np.arange(kv.num_blocks)[::-1].copy()
         row = BatchRow(np.array(tokens), start, blocks, wants_logits=True)
-        return self.model.forward(BatchInput.build([row], kv.block_size, CPU), kv)[0]
+        return self.model.forward(BatchInput.build([row], kv.block_size, CPU), kv).logits[0]
 
     def generate(self, kv: KVCache, prompt: Sequence[int]) -> list[torch.Tensor]:
         """Logits of each step of a fixed continuation."""

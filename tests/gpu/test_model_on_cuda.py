@@ -61,7 +61,10 @@ def test_tokens_are_those_of_the_cpu(tiny_model: TinyModel) -> None:
     prompts = [random_prompt(length, seed=length) for length in (1, 5, 40, 64)]
     on_cpu, on_cuda = (
         ModelDriver(
-            Model(config, random_weights(config, 3, torch.float32, device)), torch.float32, device
+            Model(config, random_weights(config, 3, torch.float32, device)),
+            config,
+            torch.float32,
+            device,
         ).generate(prompts, num_output=12, chunk_seed=5)
         for device in (CPU, CUDA)
     )

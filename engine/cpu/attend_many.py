@@ -1,0 +1,210 @@
+"""Attention of sequences with several new tokens, by products.
+
+1. `pack`: keys and values of each KV head are laid out as panels (see tile.py), 64 keys at a time:
+   for the scores the columns are keys and K is the head's dimension; for the sums the columns are
+   the dimension and K is the keys.
+2. `attend_tile`: twelve rows, (token, query head) pairs that share a KV head, pass over the
+   panels with an online softmax; scores stay in float32 and in the core's cache
+   (FlashAttention-2: Dao, 2023). Weights are rounded to the model's dtype for their product.
+"""
+
+import math
+
+import numpy as np
+
+from engine.cpu.jit import kernel
+from engine.cpu.layout import KEYS, Cache, Elements, Floats, Ints, Scratch, Shape, Step
+from engine.cpu.simd import (
+    LANES,
+    add,
+    exp,
+    fma,
+    load,
+    max_lanes,
+    maximum,
+    mul,
+    splat,
+    store,
+    store_columns,
+    sub,
+    sum_lanes,
+)
+from engine.cpu.sync import claim, complete, wait
+from engine.cpu.tile import PANEL, TILE, height_of, multiply, multiply_weights
+
+
+@kernel
+def pack(
+    counters: Ints,
+    region: int,
+    shape: Shape,
+    step: Step,
+    cache: Cache,
+    scratch: Scratch,
+    layer: int,
+) -> None:
+    """scratch.packed_k, packed_v of the sequences in step.packed. An item is 64 keys of a head."""
+    items = len(step.pack_items) * shape.kv_heads
+    item = claim(counters, region)
+    while item < items:
+        index, block = step.pack_items[item // shape.kv_heads]
+        kv_head = item % shape.kv_heads
+        into = step.packed_at[index] + kv_head * step.packed_stride[index]
+        into += block * KEYS * shape.head_dim
+        _pack_block(shape, step, cache, scratch, layer, step.packed[index], kv_head, block, into)
+        complete(counters, region)
+        item = claim(counters, region)
+    wait(counters, region, items)
+
+
+@kernel
+def _pack_block(
+    shape: Shape,
+    step: Step,
+    cache: Cache,
+    scratch: Scratch,
+    layer: int,
+    sequence: int,
+    kv_head: int,
+    block: int,
+    into: int,
+) -> None:
+    dim, group = shape.head_dim, shape.group
+    num_words, seq_len = dim // group, step.seq_lens[sequence]
+    k_words, v_elements = scratch.packed_k_words, scratch.packed_v
+    plane = 2 * layer * cache.plane + kv_head * dim
+    for key in range(KEYS):
+        position = block * KEYS + key
+        k_at = into // group + key // PANEL * PANEL * num_words + key % PANEL
+        v_at = into + key // group * PANEL * group + key % group
+        if position >= seq_len:  # weighed with 0, which does not make up for an infinity
+            for word in range(num_words):
+                k_words[k_at + word * PANEL] = 0
+            for i in range(dim):
+                v_elements[v_at + i // PANEL * PANEL * KEYS + i % PANEL * group] = 0
+            continue
+        slot = step.block_tables[sequence, position // cache.block_size] * cache.block_size
+        slot += position % cache.block_size
+        at = plane + slot * shape.kv_heads * dim
+        for word in range(num_words):
+            k_words[k_at + word * PANEL] = cache.words[at // group + word]
+        at += cache.plane
+        for first in range(0, dim, PANEL):
+            for i in range(PANEL):
+                v_elements[v_at + first * KEYS + i * group] = cache.elements[at + first + i]
+
+
+@kernel
+def attend_tile(
+    shape: Shape,
+    step: Step,
+    scratch: Scratch,
+    thread: int,
+    window: int,
+    index: int,
+    kv_head: int,
+    first: int,
+) -> None:
+    """Writes scratch.attended for up to twelve rows of step.packed[index], from its row `first`."""
+    dim, per_kv, group = shape.head_dim, shape.heads // shape.kv_heads, shape.group
+    sequence = step.packed[index]
+    first_row, end_row = step.first_rows[sequence], step.first_rows[sequence + 1]
+    computed = step.seq_lens[sequence] - (end_row - first_row)
+    num_rows = min(TILE, (end_row - first_row) * per_kv - first)
+    height = height_of(num_rows)
+    floats, elements = scratch.floats[thread], scratch.elements[thread]
+    sums, scores = floats[: TILE * dim], floats[TILE * dim :]  # [TILE, dim], [2, TILE, PANEL]
+    product = scores[2 * TILE * PANEL :]  # [TILE, PANEL]
+    totals = product[TILE * PANEL :]  # [TILE, LANES] sums of weights
+    peaks = totals[TILE * LANES :]  # [TILE], and [TILE] factors
+    q, weights = elements[: TILE * dim], elements[TILE * dim :]  # a row tile, and [TILE, KEYS]
+    sums[:] = 0.0
+    totals[:] = 0.0
+    elements[:] = 0
+    for row in range(num_rows):
+        peaks[row] = -1e30
+        token, head = first_row + (first + row) // per_kv, (first + row) % per_kv
+        at = (token * shape.heads + kv_head * per_kv + head) * dim
+        for i in range(0, dim, LANES):
+            store_columns(q, i * height + row * group, height, load(scratch.q, at + i))
+    lowest = computed + first // per_kv  # position of the first row
+    key = 0 if window == 0 else max(0, lowest + 1 - window) // KEYS * KEYS
+    end = computed + (first + num_rows - 1) // per_kv + 1
+    while key < end:
+        at = step.packed_at[index] + kv_head * step.packed_stride[index] + key * dim
+        half = TILE * PANEL
+        multiply(height, q, 0, scratch.packed_k, at, dim, scores[:half])
+        multiply(height, q, 0, scratch.packed_k, at + PANEL * dim, dim, scores[half:])
+        for row in range(num_rows):
+            position = computed + (first + row) // per_kv
+            _mask(scores, row, key, position, window)
+            _weigh(shape, scores, row, peaks, totals, weights)
+        for i in range(0, dim, PANEL):
+            multiply_weights(height, weights, scratch.packed_v, at + i * KEYS, product)
+            for row in range(num_rows):
+                factor = splat(peaks[TILE + row])
+                for j in range(0, PANEL, LANES):
+                    before = load(sums, row * dim + i + j)
+                    now = fma(before, factor, load(product, row * PANEL + j))
+                    store(sums, row * dim + i + j, now)
+        key += KEYS
+    _write(shape, step, scratch, kv_head, first_row, first, num_rows, sums, totals)
+
+
+@kernel
+def _mask(scores: Floats, row: int, key: int, position: int, window: int) -> None:
+    """-inf for keys behind the row's position, or before its window."""
+    if position < key + KEYS - 1:
+        for i in range(max(0, position + 1 - key), KEYS):
+            scores[i // PANEL * TILE * PANEL + row * PANEL + i % PANEL] = -np.inf
+    if window and position + 1 - window > key:
+        for i in range(min(KEYS, position + 1 - window - key)):
+            scores[i // PANEL * TILE * PANEL + row * PANEL + i % PANEL] = -np.inf
+
+
+@kernel
+def _weigh(
+    shape: Shape, scores: Floats, row: int, peaks: Floats, totals: Floats, weights: Elements
+) -> None:
+    """Scores of a row become weights; peaks [TILE + row] says by what all before them shrinks."""
+    scale = splat(shape.scale)
+    at, other = row * PANEL, (TILE + row) * PANEL
+    a, b = mul(load(scores, at), scale), mul(load(scores, at + LANES), scale)
+    c, d = mul(load(scores, other), scale), mul(load(scores, other + LANES), scale)
+    peak = max(peaks[row], max_lanes(maximum(maximum(a, b), maximum(c, d))))
+    shrink = np.float32(1.0)
+    if peak != peaks[row]:
+        shrink = np.float32(math.exp(peaks[row] - peak))
+    peaks[row], peaks[TILE + row] = peak, shrink
+    lanes = splat(peak)
+    a, b, c, d = exp(sub(a, lanes)), exp(sub(b, lanes)), exp(sub(c, lanes)), exp(sub(d, lanes))
+    total = add(add(a, b), add(c, d))
+    store(totals, row * LANES, fma(load(totals, row * LANES), splat(shrink), total))
+    store(weights, row * KEYS, a)
+    store(weights, row * KEYS + LANES, b)
+    store(weights, row * KEYS + 2 * LANES, c)
+    store(weights, row * KEYS + 3 * LANES, d)
+
+
+@kernel
+def _write(
+    shape: Shape,
+    step: Step,
+    scratch: Scratch,
+    kv_head: int,
+    first_row: int,
+    first: int,
+    num_rows: int,
+    sums: Floats,
+    totals: Floats,
+) -> None:
+    dim, per_kv, width = shape.head_dim, shape.heads // shape.kv_heads, shape.heads * shape.head_dim
+    for row in range(num_rows):
+        token, head = first_row + (first + row) // per_kv, (first + row) % per_kv
+        tile = token // TILE * TILE
+        height = height_of(min(TILE, len(step.slots) - tile))
+        scale = splat(1.0 / sum_lanes(load(totals, row * LANES)))
+        for i in range(0, dim, LANES):
+            column = (kv_head * per_kv + head) * dim + i
+            into = tile * width + column * height + (token - tile) * shape.group
+            store_columns(scratch.attended, into, height, mul(load(sums, row * dim + i), scale))

@@ -1,0 +1,138 @@
+"""Attention of sequences with one new token, straight over the blocks of their table.
+
+Nothing is gathered: each key and value is read once, where it lies, for all query heads that share
+it. Scores are taken 64 keys at a time, with an online softmax (Milakov and Gimelshein, 2018).
+"""
+
+import math
+
+import numpy as np
+
+from engine.cpu.gather import add_rows, dot_rows
+from engine.cpu.jit import kernel
+from engine.cpu.layout import KEYS, Cache, Floats, Ints, Scratch, Shape, Step
+from engine.cpu.simd import (
+    LANES,
+    add,
+    exp,
+    load,
+    max_lanes,
+    maximum,
+    mul,
+    prefetch,
+    splat,
+    store,
+    store_columns,
+    sub,
+    sum_lanes,
+    zeros,
+)
+from engine.cpu.tile import TILE, height_of
+
+_LINE_BYTES = 64
+
+
+@kernel
+def attend_one(
+    shape: Shape,
+    step: Step,
+    cache: Cache,
+    scratch: Scratch,
+    thread: int,
+    layer: int,
+    window: int,
+    sequence: int,
+    first_head: int,
+    end_head: int,
+) -> None:
+    """Writes what KV heads [first_head, end_head) have to say in scratch.attended, for a sequence
+    with one new token."""
+    dim, per_kv, num_heads = shape.head_dim, shape.heads // shape.kv_heads, shape.heads
+    row, seq_len = step.first_rows[sequence], step.seq_lens[sequence]
+    floats = scratch.floats[thread]
+    sums, scores = floats[: num_heads * dim], floats[num_heads * dim :]  # [heads, dim or KEYS]
+    peaks = scores[num_heads * KEYS :]  # [heads], and [heads] of the weights' sums behind them
+    _begin(num_heads, sums, peaks)
+    scale, plane, table = splat(shape.scale), 2 * layer * cache.plane, step.block_tables[sequence]
+    first = 0 if window == 0 else max(0, seq_len - window)
+    here, ahead = scratch.offsets[thread, 0], scratch.offsets[thread, 1]
+    _find_keys(shape, cache, table, first, min(KEYS, seq_len - first), plane, here)
+    while first < seq_len:
+        count = min(KEYS, seq_len - first)
+        left = min(KEYS, seq_len - first - count)
+        if left > 0:  # what comes next is on its way while this is computed
+            _find_keys(shape, cache, table, first + count, left, plane, ahead)
+        for kv_head in range(first_head, end_head):
+            for head in range(kv_head * per_kv, (kv_head + 1) * per_kv):
+                q_at, score_at = (row * num_heads + head) * dim, head * KEYS
+                for key in range(0, count, LANES):
+                    dots = dot_rows(scratch.q, q_at, cache.elements, kv_head * dim, here, key, dim)
+                    store(scores, score_at + key, mul(dots, scale))
+                scores[score_at + count : score_at + KEYS] = -np.inf
+                _weigh(scores, score_at, peaks, head, num_heads, sums, dim)
+        for kv_head in range(first_head, end_head):
+            head, rows_at = kv_head * per_kv, cache.plane + kv_head * dim
+            weights, into = scores[head * KEYS :], sums[head * dim :]
+            add_rows(per_kv, weights, KEYS, cache.elements, rows_at, here, count, into, dim)
+        first, here, ahead = first + count, ahead, here
+    tile = row // TILE * TILE
+    height = height_of(min(TILE, len(step.slots) - tile))
+    for head in range(first_head * per_kv, end_head * per_kv):
+        share = splat(1.0 / peaks[num_heads + head])
+        for i in range(head * dim, (head + 1) * dim, LANES):
+            into_at = tile * num_heads * dim + i * height + (row - tile) * shape.group
+            store_columns(scratch.attended, into_at, height, mul(load(sums, i), share))
+
+
+@kernel
+def _begin(num_heads: int, sums: Floats, peaks: Floats) -> None:
+    sums[:] = 0.0
+    for head in range(num_heads):
+        peaks[head], peaks[num_heads + head] = -1e30, 0.0
+
+
+@kernel
+def _find_keys(
+    shape: Shape, cache: Cache, table: Ints, first: int, count: int, plane: int, offsets: Ints
+) -> None:
+    """Where the keys of positions [first, first + count) begin; the rest, up to KEYS, is the first
+    key again: read, and not used. Asks for them and their values."""
+    line = _LINE_BYTES // cache.elements.itemsize
+    size, stride = cache.block_size, shape.kv_heads * shape.head_dim
+    block, slot = first // size, first % size
+    at = plane + (table[block] * size + slot) * stride
+    offsets[:] = at
+    for key in range(count):
+        if slot == size:
+            block, slot = block + 1, 0
+            at = plane + table[block] * size * stride
+        offsets[key] = at
+        for i in range(0, stride, line):
+            prefetch(cache.elements, at + i)
+            prefetch(cache.elements, at + cache.plane + i)
+        at, slot = at + stride, slot + 1
+
+
+@kernel
+def _weigh(
+    scores: Floats, at: int, peaks: Floats, head: int, num_heads: int, sums: Floats, dim: int
+) -> None:
+    """Scores [KEYS] become weights; what was summed up under a lower peak is scaled down."""
+    highest = load(scores, at)
+    for i in range(LANES, KEYS, LANES):
+        highest = maximum(highest, load(scores, at + i))
+    peak = max(peaks[head], max_lanes(highest))
+    shrink = np.float32(1.0)
+    if peak != peaks[head]:
+        shrink = np.float32(math.exp(peaks[head] - peak))
+    peaks[head] = peak
+    total, lanes = zeros(), splat(peak)
+    for i in range(0, KEYS, LANES):
+        weight = exp(sub(load(scores, at + i), lanes))
+        total = add(weight, total)
+        store(scores, at + i, weight)
+    peaks[num_heads + head] = peaks[num_heads + head] * shrink + sum_lanes(total)
+    if shrink != 1.0:
+        factor = splat(shrink)
+        for i in range(head * dim, (head + 1) * dim, LANES):
+            store(sums, i, mul(load(sums, i), factor))

@@ -1,0 +1,159 @@
+"""The whole model over one batch, as every thread of the team runs it: see sync.py for how they
+share the work, project.py, rotate.py, attend_one.py and attend_many.py for the regions.
+"""
+
+from engine.cpu.attend_many import attend_tile, pack
+from engine.cpu.attend_one import attend_one
+from engine.cpu.jit import kernel
+from engine.cpu.layout import Cache, Elements, Floats, Ints, Scratch, Shape, Step, Weights
+from engine.cpu.project import embed, norm, project, project_gated
+from engine.cpu.rotate import rotate_and_write
+from engine.cpu.sync import claim, complete, wait
+from engine.cpu.tile import PANEL
+
+REGIONS_PER_LAYER = 9
+HEAD_REGIONS = 2
+_MANY = 4
+
+
+def num_regions(num_layers: int) -> int:
+    return 1 + REGIONS_PER_LAYER * num_layers + HEAD_REGIONS
+
+
+@kernel
+def forward(
+    counters: Ints,
+    thread: int,
+    shape: Shape,
+    weights: Weights,
+    step: Step,
+    cache: Cache,
+    scratch: Scratch,
+    rows: Ints,
+) -> None:
+    """Writes the KV of the batch, scratch.hidden and scratch.logits. `rows`: 0 ... T - 1."""
+    embed(counters, 0, shape, step.input_ids, weights.embedding, scratch.hidden)
+    for layer in range(shape.num_layers):
+        first_region = 1 + layer * REGIONS_PER_LAYER
+        _layer(counters, first_region, thread, shape, weights, step, cache, scratch, rows, layer)
+    region = 1 + shape.num_layers * REGIONS_PER_LAYER
+    _head(
+        counters, region, thread, shape, weights, step.logits_rows, scratch.hidden, scratch.tiles,
+        scratch.logits, scratch.floats,
+    )  # fmt: skip
+
+
+@kernel
+def head(
+    counters: Ints,
+    thread: int,
+    shape: Shape,
+    weights: Weights,
+    rows: Ints,
+    hidden: Floats,
+    tiles: Elements,
+    logits: Floats,
+    floats: Floats,
+) -> None:
+    """logits [rows, vocab] of hidden [rows, hidden]; `rows` is 0 ... n - 1, tiles and floats are
+    as in Scratch."""
+    _head(counters, 0, thread, shape, weights, rows, hidden, tiles, logits, floats)
+
+
+@kernel
+def _head(
+    counters: Ints,
+    region: int,
+    thread: int,
+    shape: Shape,
+    weights: Weights,
+    rows: Ints,
+    hidden: Floats,
+    tiles: Elements,
+    logits: Floats,
+    floats: Floats,
+) -> None:
+    if len(rows):
+        norm(counters, region, shape, rows, hidden, weights.norm, tiles)
+        project(
+            counters, region + 1, len(rows), tiles, weights.panels, weights.lm_head_at,
+            shape.hidden, shape.vocab, weights.lm_head_bias, False, logits, floats[thread],
+        )  # fmt: skip
+
+
+@kernel
+def _layer(
+    counters: Ints,
+    region: int,
+    thread: int,
+    shape: Shape,
+    weights: Weights,
+    step: Step,
+    cache: Cache,
+    scratch: Scratch,
+    rows: Ints,
+    layer: int,
+) -> None:
+    num_rows, width = len(rows), shape.heads * shape.head_dim
+    num_qkv = width + 2 * shape.kv_heads * shape.head_dim
+    panels, base, product = weights.panels, layer * weights.layer_stride, scratch.floats[thread]
+    bias, norms = weights.biases[layer], weights.norms[layer]
+    o_bias = (num_qkv + PANEL - 1) // PANEL * PANEL
+    gate_bias = o_bias + (shape.hidden + PANEL - 1) // PANEL * PANEL
+    down_bias = gate_bias + 2 * shape.inner
+
+    norm(counters, region, shape, rows, scratch.hidden, norms[0], scratch.tiles)
+    project(
+        counters, region + 1, num_rows, scratch.tiles, panels, base, shape.hidden, num_qkv,
+        bias, False, scratch.qkv, product,
+    )  # fmt: skip
+    rotate_and_write(
+        counters, region + 2, shape, step, cache, scratch, layer, weights.head_norms[layer]
+    )
+    pack(counters, region + 3, shape, step, cache, scratch, layer)
+    window = weights.windows[layer]
+    _attend(counters, region + 4, shape, step, cache, scratch, thread, layer, window)
+    project(
+        counters, region + 5, num_rows, scratch.attended, panels, base + weights.o_at, width,
+        shape.hidden, bias[o_bias:], True, scratch.hidden, product,
+    )  # fmt: skip
+    norm(counters, region + 6, shape, rows, scratch.hidden, norms[1], scratch.tiles)
+    project_gated(
+        counters, region + 7, num_rows, scratch.tiles, panels, base + weights.gate_up_at,
+        shape.hidden, shape.inner, bias[gate_bias:], shape.group, scratch.gated, product,
+    )  # fmt: skip
+    project(
+        counters, region + 8, num_rows, scratch.gated, panels, base + weights.down_at, shape.inner,
+        shape.hidden, bias[down_bias:], True, scratch.hidden, product,
+    )  # fmt: skip
+
+
+@kernel
+def _attend(
+    counters: Ints,
+    region: int,
+    shape: Shape,
+    step: Step,
+    cache: Cache,
+    scratch: Scratch,
+    thread: int,
+    layer: int,
+    window: int,
+) -> None:
+    """Tiles of the sequences with several new tokens first: they take longer."""
+    num_heads, num_tiles = shape.kv_heads, len(step.tile_items) * shape.kv_heads
+    # All heads of a block lie together: read together, if there are items enough without.
+    together = num_heads if len(step.lone) >= _MANY else 1
+    items = num_tiles + len(step.lone) * num_heads // together
+    item = claim(counters, region)
+    while item < items:
+        if item < num_tiles:
+            index, first = step.tile_items[item // num_heads]
+            attend_tile(shape, step, scratch, thread, window, index, item % num_heads, first)
+        else:
+            index, first = divmod((item - num_tiles) * together, num_heads)
+            sequence, end = step.lone[index], first + together
+            attend_one(shape, step, cache, scratch, thread, layer, window, sequence, first, end)
+        complete(counters, region)
+        item = claim(counters, region)
+    wait(counters, region, items)

@@ -1,0 +1,48 @@
+"""Numba as this engine uses it: compiled for this CPU, without the GIL, kept on disk.
+
+The compiled code lies beside the prepared models, in a folder named after the sources of this
+package: Numba looks at the one file a function stands in, and our functions are inlined across
+files.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+
+from engine.model_cache import default_cache_root
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _cache_folder() -> Path:
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return default_cache_root() / "kernels" / digest.hexdigest()[:16]
+
+
+def _keep_code() -> bool:
+    """False where the folder cannot be written: then each process compiles for itself."""
+    try:
+        folder = _cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    numba.config.CACHE_DIR = str(folder)
+    return os.access(folder, os.W_OK)
+
+
+_CACHE = _keep_code()
+
+
+def kernel(function: _Function) -> _Function:
+    """Compiled at its first call, for the types it is called with. Division by zero and indices
+    are not checked."""
+    compiled: _Function = numba.njit(
+        nogil=True, error_model="numpy", boundscheck=False, cache=_CACHE
+    )(function)
+    return compiled

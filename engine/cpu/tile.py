@@ -1,0 +1,157 @@
+"""The matrix product in registers: a few rows times a panel of columns.
+
+    rows     x[tile] [K / e][height][e]      e elements side by side: 2 bfloat16, or 1 float32
+             or, for `multiply_weights`, [height][64]
+    columns  w[panel] [K / e][32][e]
+    result   [height][32] float32
+
+Both operands lie in the order in which they are read, so that the inner loop is a load for each
+16 columns, a broadcast for each row and a product for each pair of them: up to 24 sums stay in
+registers (BLIS: Van Zee and van de Geijn, 2015). A row's sum is added up in the order of K whatever
+the height, so it is the same bit for bit whatever rows are beside it.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from engine.cpu.jit import kernel
+from engine.cpu.layout import KEYS
+from engine.cpu.simd import (
+    F32,
+    I32,
+    I64,
+    LANES,
+    V_F32,
+    V_I32,
+    broadcast,
+    call,
+    constant,
+    data_of,
+    multiply_pairs,
+)
+
+PANEL = 2 * LANES
+"""Columns of a panel."""
+TILE = 12
+"""Rows of a tile; the last one of a matrix may have fewer."""
+_VECTORS = PANEL // LANES
+
+
+def _emit_product(
+    builder: Any, height: int, is_f32: bool, x: Any, strides: tuple[int, int], w: Any, count: Any
+) -> Any:
+    """The loop over K; x, w point at the tile and the panel; strides of x from k to k and from row
+    to row, in groups of elements. Returns [height][2] sums."""
+    element, loaded = (F32, V_F32) if is_f32 else (I32, V_I32)
+    x = builder.bitcast(x, element.as_pointer())
+    w = builder.bitcast(w, loaded.as_pointer())
+    before = builder.block
+    loop, end = builder.append_basic_block("k"), builder.append_basic_block("k.end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k = builder.phi(I64)
+    k.add_incoming(ir.Constant(I64, 0), before)
+    sums = [[builder.phi(V_F32) for _ in range(_VECTORS)] for _ in range(height)]
+    x_at, w_at = (builder.mul(k, ir.Constant(I64, n)) for n in (strides[0], _VECTORS))
+    columns = [
+        builder.load(builder.gep(w, [builder.add(w_at, ir.Constant(I64, v))]), align=2)
+        for v in range(_VECTORS)
+    ]
+    after = []
+    for row in range(height):
+        scalar = builder.load(
+            builder.gep(x, [builder.add(x_at, ir.Constant(I64, row * strides[1]))]), align=2
+        )
+        lanes = broadcast(builder, scalar, loaded)
+        after.append(
+            [
+                call(builder, "llvm.fma.v16f32", V_F32, [lanes, column, total])
+                if is_f32
+                else multiply_pairs(builder, total, lanes, column)
+                for column, total in zip(columns, sums[row], strict=True)
+            ]
+        )
+    following = builder.add(k, ir.Constant(I64, 1))
+    k.add_incoming(following, loop)
+    for row_before, row_after in zip(sums, after, strict=True):
+        for total, result in zip(row_before, row_after, strict=True):
+            total.add_incoming(constant(V_F32, 0.0), before)
+            total.add_incoming(result, loop)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, end)
+    builder.position_at_end(end)
+    return after
+
+
+def _product_of(height: int, width: int | None = None) -> Any:
+    """The product of a row tile, or of [height][width] weights."""
+
+    def product(typing: Any, x: Any, x_at: Any, w: Any, w_at: Any, num_in: Any, out: Any) -> Any:
+        is_f32 = x.dtype == types.float32
+        group = 1 if is_f32 else 2
+        strides = (height, 1) if width is None else (1, width // group)
+
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            x, w, out = (data_of(context, builder, signature.args[i], args[i]) for i in (0, 2, 5))
+            x, w = builder.gep(x, [args[1]]), builder.gep(w, [args[3]])
+            count = builder.udiv(args[4], ir.Constant(I64, group))
+            sums = _emit_product(builder, height, is_f32, x, strides, w, count)
+            at = builder.bitcast(out, V_F32.as_pointer())
+            for index, lanes in enumerate(lanes for row in sums for lanes in row):
+                builder.store(lanes, builder.gep(at, [ir.Constant(I64, index)]), align=4)
+            return context.get_dummy_value()
+
+        index = types.intp
+        return types.void(x, index, w, index, index, out), emit
+
+    return intrinsic(product)
+
+
+_HEIGHTS = (1, 2, 4, 8, 12)
+_product_1, _product_2, _product_4, _product_8, _product_12 = map(_product_of, _HEIGHTS)
+_weights_1, _weights_2, _weights_4, _weights_8, _weights_12 = (
+    _product_of(height, KEYS) for height in _HEIGHTS
+)
+
+
+@kernel
+def multiply(height: int, x: Any, x_at: int, w: Any, w_at: int, num_in: int, out: Any) -> None:
+    """out [height, 32] float32 = the tile at x_at (`height` rows, see `height_of`) times the panel
+    at w_at. num_in, the K above, is at least 1, and even for bfloat16."""
+    if height == 12:
+        _product_12(x, x_at, w, w_at, num_in, out)
+    elif height == 8:
+        _product_8(x, x_at, w, w_at, num_in, out)
+    elif height == 4:
+        _product_4(x, x_at, w, w_at, num_in, out)
+    elif height == 2:
+        _product_2(x, x_at, w, w_at, num_in, out)
+    else:
+        _product_1(x, x_at, w, w_at, num_in, out)
+
+
+@kernel
+def multiply_weights(height: int, x: Any, w: Any, w_at: int, out: Any) -> None:
+    """out [height, 32] float32 = x [height, KEYS] times the panel of KEYS rows at w_at."""
+    if height == 12:
+        _weights_12(x, 0, w, w_at, KEYS, out)
+    elif height == 8:
+        _weights_8(x, 0, w, w_at, KEYS, out)
+    elif height == 4:
+        _weights_4(x, 0, w, w_at, KEYS, out)
+    elif height == 2:
+        _weights_2(x, 0, w, w_at, KEYS, out)
+    else:
+        _weights_1(x, 0, w, w_at, KEYS, out)
+
+
+@kernel
+def height_of(num_rows: int) -> int:
+    """Rows of the smallest tile for so many; what is more is computed and not used."""
+    if num_rows > 8:
+        return 12
+    if num_rows > 4:
+        return 8
+    return num_rows if num_rows <= 2 else 4

@@ -1,0 +1,98 @@
+"""The model as a runner sees it, and which of its two implementations a machine gets.
+
+* engine/model.py runs on any device, by torch.
+* engine/cpu/ runs on CPU cores, by kernels of our own that Numba compiles.
+"""
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.batch import BatchInput
+from engine.config import ModelConfig, ModelError
+from engine.engine_config import EngineConfig
+from engine.kv_cache import KVCache
+from engine.model import Model, ModelOutput
+from engine.weights import ModelWeights, WeightReader, random_reader, read_weights
+
+logger = logging.getLogger(__name__)
+
+Kernels = Literal["torch", "numba"]
+_Weights = TypeVar("_Weights")
+
+
+class Decoder(Protocol):
+    """One model. Engine thread only."""
+
+    digest: bytes
+    """Of the weights; see WeightReader."""
+    num_torch_threads: int | None
+    """Threads that torch should use around it; None leaves torch's own choice."""
+
+    def forward(self, batch: BatchInput, kv: KVCache) -> ModelOutput:
+        """Writes K and V of the batch's tokens into `kv`."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden], rows of what the last `forward` gave → [n, vocab] float32."""
+        ...
+
+    def close(self) -> None:
+        """Ends its threads."""
+
+
+def load_decoder(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Decoder:
+    """Raises ModelError, for what cannot be read and for kernels that cannot run it."""
+    kernels, reason = choose_kernels(config, model, dtype, device)
+    logger.info("the model runs by %s%s", kernels, f": {reason}" if reason else "")
+    if kernels == "numba":
+        from engine.cpu.model import PanelModel  # compiles, and needs Numba
+        from engine.cpu.team import Team
+
+        num_threads = config.num_threads or torch.get_num_threads()
+        team = Team(num_threads, config.nice)
+        return _read(config, model, dtype, device, lambda reader: PanelModel.read(reader, team))
+    weights = _read(config, model, dtype, device, ModelWeights.read)
+    return Model(model, weights, num_threads=config.num_threads)
+
+
+def _read(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    build: Callable[[WeightReader], _Weights],
+) -> _Weights:
+    if config.random_weights is not None:
+        return build(random_reader(model, config.random_weights, dtype, device))
+    return read_weights(config.model_path, model, dtype, device, build)
+
+
+def choose_kernels(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[Kernels, str]:
+    """And why not Numba's, if they were not to be had. Raises ModelError if they were asked for."""
+    if config.kernels == "torch":
+        return "torch", ""
+    reason = _why_not_numba(model, dtype, device)
+    if not reason:
+        return "numba", ""
+    if config.kernels == "numba":
+        raise ModelError(f"kernels are to be Numba's, but {reason}")
+    return "torch", reason
+
+
+def _why_not_numba(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> str:
+    if device.type != "cpu":
+        return f"the device is {device.type}"
+    if importlib.util.find_spec("numba") is None:
+        return "Numba is not installed"
+    from engine.cpu.model import unsupported  # needs Numba
+
+    return unsupported(model, dtype)
