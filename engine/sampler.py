@@ -161,7 +161,12 @@ def _filter_rows(
     probs = chosen.softmax(dim=-1)
     ascending = _largest(probs, num_sorted)
     kth = ascending.gather(1, first_kept.long().unsqueeze(1))
+    # Of those as likely as the last of the top k, some may not have been sorted: they count too.
+    num_unsorted = (probs >= kth).sum(dim=-1, keepdim=True) - (ascending >= kth).sum(
+        dim=-1, keepdim=True
+    )
     mass = ascending.masked_fill_(ascending < kth, 0.0).cumsum(dim=-1, dtype=torch.float64)
+    mass += num_unsorted * kth
     # The least likely token kept: up to it, ascending, there is more mass than may be dropped.
     droppable = mass[:, -1:] * (1.0 - top_p.unsqueeze(1))
     index = torch.searchsorted(mass, droppable, right=True).clamp_(max=num_sorted - 1)

@@ -111,6 +111,14 @@ def test_top_p_is_over_what_top_k_left() -> None:
     assert draw(logits, row(top_k=2, top_p=0.5), 100).tolist() == [0, 100, 0, 0]
 
 
+def test_top_p_counts_all_that_tie_with_the_last_of_top_k() -> None:
+    """Three of 0.2 are left by a top-k of 2, and the first alone is under a half of what is left."""
+    logits = torch.tensor([0.4, 0.2, 0.2, 0.2]).log()
+    kept = draw(logits, row(top_k=2, top_p=0.5), 400) > 0
+    assert kept.tolist() == [True, True, True, True]
+    assert (draw(logits, row(top_k=2, top_p=0.39), 400) > 0).tolist() == [True, False, False, False]
+
+
 def test_a_top_k_beyond_the_vocabulary_leaves_top_p_alone() -> None:
     logits = torch.cat((torch.tensor([0.9, 0.1]), torch.full((298,), 1e-6))).log()
     for top_k in (0, 257, 300, 1 << 30):
