@@ -112,7 +112,7 @@ def test_top_p_is_over_what_top_k_left() -> None:
 
 
 def test_top_p_counts_all_that_tie_with_the_last_of_top_k() -> None:
-    """Three of 0.2 are left by a top-k of 2, and the first alone is under a half of what is left."""
+    """A top-k of 2 leaves all three of 0.2; the first alone is less than half of what is left."""
     logits = torch.tensor([0.4, 0.2, 0.2, 0.2]).log()
     kept = draw(logits, row(top_k=2, top_p=0.5), 400) > 0
     assert kept.tolist() == [True, True, True, True]
