@@ -6,6 +6,7 @@ RouterError
 │   ├── ModelNotFound     404
 │   ├── NoWorkerReady     503  nobody there within the bounded wait
 │   ├── WorkersFailed     503  every attempt failed
+│   ├── CompilersBusy     503  others' grammars are being compiled
 │   ├── Overloaded        429  every prefill queue was full for too long
 │   ├── ShuttingDown      503
 │   └── RequestTimedOut   504
@@ -86,6 +87,12 @@ class NoWorkerReady(_Unavailable):
 class WorkersFailed(_Unavailable):
     def __init__(self, attempts: int, last: RouterError) -> None:
         super().__init__(f"All {attempts} attempts failed; the last one: {last}.", "workers_failed")
+
+
+class CompilersBusy(_Unavailable):
+    def __init__(self, waited_s: float) -> None:
+        text = f"No thread was free to compile the grammar within {waited_s:g} s."
+        super().__init__(text, "compilers_busy")
 
 
 class ShuttingDown(_Unavailable):

@@ -13,10 +13,11 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
-from router.errors import BadRequest
+from router.errors import BadRequest, CompilersBusy
 from router.structured_output import Wanted
 from runtime.grammar import GrammarError, Vocabulary
 
@@ -25,6 +26,7 @@ MAX_SECONDS = 0.9
 NUM_THREADS = 2
 NUM_KEPT = 1024
 _NUM_PROBED = 4
+_UNKNOWN = "unknown"
 
 
 class GrammarCheck:
@@ -33,18 +35,19 @@ class GrammarCheck:
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         self._vocabulary = vocabulary
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar-check")
-        self._sound: OrderedDict[bytes, None] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
 
     async def text_of(self, wanted: Wanted) -> str:
-        """The grammar's text, for the workers. Raises BadRequest with the reason."""
+        """The grammar's text, for the workers. Raises BadRequest with the reason, CompilersBusy."""
         if self._vocabulary is None:
             raise BadRequest(
                 f"{wanted.param!r} cannot be served: this model's tokenizer is of a kind that "
                 "grammars cannot use.",
                 param=wanted.param,
             )
+        job = _Job(wanted)
         work = asyncio.get_running_loop().run_in_executor(
-            self._threads, self._check, self._vocabulary, wanted
+            self._threads, self._check, self._vocabulary, job
         )
         try:
             async with asyncio.timeout(MAX_SECONDS):
@@ -53,22 +56,41 @@ class GrammarCheck:
             text = f"Invalid value for {wanted.param!r}: {error}."
             raise BadRequest(text, param=wanted.param) from error
         except TimeoutError as error:
+            if not job.has_begun:
+                raise CompilersBusy(MAX_SECONDS) from error
             text = f"Invalid value for {wanted.param!r}: it takes too long to compile."
             raise BadRequest(text, param=wanted.param) from error
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _check(self, vocabulary: Vocabulary, wanted: Wanted) -> str:
-        text = wanted.write()
+    def _check(self, vocabulary: Vocabulary, job: "_Job") -> str:
+        job.has_begun = True
+        text = job.wanted.write()
         digest = hashlib.sha256(text.encode()).digest()
-        if digest not in self._sound:
-            probe(vocabulary, text)
-        self._sound[digest] = None
-        self._sound.move_to_end(digest)
-        if len(self._sound) > NUM_KEPT:
-            self._sound.popitem(last=False)
+        fault = self._verdicts.pop(digest, _UNKNOWN)
+        if fault == _UNKNOWN:
+            fault = _fault(vocabulary, text)
+        self._verdicts[digest] = fault  # the newest
+        if len(self._verdicts) > NUM_KEPT:
+            self._verdicts.popitem(last=False)
+        if fault is not None:
+            raise GrammarError(fault)
         return text
+
+
+@dataclass(slots=True)
+class _Job:
+    wanted: Wanted
+    has_begun: bool = False
+
+
+def _fault(vocabulary: Vocabulary, text: str) -> str | None:
+    try:
+        probe(vocabulary, text)
+    except GrammarError as error:
+        return str(error)
+    return None
 
 
 def probe(vocabulary: Vocabulary, text: str) -> None:

@@ -2,6 +2,7 @@
 worker could obey is refused at once, while others are served."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -145,11 +146,10 @@ async def test_what_takes_too_long_is_refused(
     check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_check, "MAX_SECONDS", 0.05)
-    release = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    release = threading.Event()
 
     def write() -> str:
-        asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
+        release.wait()
         return of_regex("a")
 
     with pytest.raises(BadRequest, match="too long"):
@@ -157,15 +157,47 @@ async def test_what_takes_too_long_is_refused(
     release.set()
 
 
-async def test_a_sound_grammar_is_compiled_once(
+async def test_who_finds_no_thread_free_may_come_again(
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_check, "MAX_SECONDS", 0.05)
+    release = threading.Event()
+
+    def write() -> str:
+        release.wait()
+        return of_regex("a")
+
+    asked = [check.text_of(Wanted("guided_regex", write)) for _ in range(3)]
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    release.set()
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == [
+        "BadRequest",
+        "BadRequest",
+        "CompilersBusy",
+    ]
+    assert await check.text_of(Wanted("guided_regex", lambda: of_regex("b"))) == of_regex("b")
+
+
+async def test_each_grammar_is_compiled_once(
     check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probed: list[str] = []
-    monkeypatch.setattr(grammar_check, "probe", lambda vocabulary, text: probed.append(text))
+
+    def probe(vocabulary: Vocabulary, text: str) -> None:
+        probed.append(text)
+        if text == of_choices(["bad"]):
+            raise GrammarError("so says the test")
+
+    monkeypatch.setattr(grammar_check, "probe", probe)
     monkeypatch.setattr(grammar_check, "NUM_KEPT", 2)
-    for name in ("a", "a", "b", "c", "b", "a"):
-        await check.text_of(Wanted("guided_choice", partial(of_choices, [name])))
-    assert probed == [of_choices([name]) for name in ("a", "b", "c", "a")]
+    for name in ("a", "a", "bad", "bad", "c", "bad", "a"):
+        asked = check.text_of(Wanted("guided_choice", partial(of_choices, [name])))
+        if name == "bad":
+            with pytest.raises(BadRequest, match="so says the test"):
+                await asked
+        else:
+            assert await asked == of_choices([name])
+    assert probed == [of_choices([name]) for name in ("a", "bad", "c", "a")]
 
 
 async def test_without_a_vocabulary_all_are_refused() -> None:
