@@ -78,7 +78,7 @@ class Drive:
     def step(self) -> list[Computed]:
         """One step with token id 9 for every sample."""
         before = [s for s in self.seqs.values() if s.status is Status.RUNNING]
-        decodes = [s for s in before if s.num_uncomputed_tokens == 1]
+        decodes = [s for s in before if s.num_uncomputed_tokens == s.num_ready_tokens == 1]
         self.last = batch = self.scheduler.schedule()
         self._judge(batch, decodes)
         self.work = batch.work()
@@ -98,6 +98,7 @@ class Drive:
         for seq in batch.seqs:
             reach = seq.num_computed_tokens + seq.num_scheduled_tokens
             assert seq.num_scheduled_tokens > 0
+            assert not (seq.samples_next and seq.awaits_grammar)
             assert len(seq.block_table) * size >= reach
             assert list(seq.block_ids()) == seq.block_table
         for seq in decodes:  # only want of a block pauses a decode

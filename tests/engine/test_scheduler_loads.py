@@ -10,7 +10,7 @@ from engine.sequence import Sequence, Status
 from tests.engine.requests import make_request
 from tests.engine.scheduler_drive import Drive
 
-MOVES = ("submit", "step", "step", "copy", "end_copy", "attach", "abort", "release")
+MOVES = ("submit", "step", "step", "copy", "end_copy", "attach", "abort", "release", "compile")
 
 
 def submit_any(drive: Drive, data: st.DataObject) -> None:
@@ -25,6 +25,7 @@ def submit_any(drive: Drive, data: st.DataObject) -> None:
         max_tokens=max_tokens,
         leg=leg,
         outputs=tuple(range(outputs)),
+        grammar=data.draw(st.sampled_from(("", "", "grammar"))),
     )
     try:
         drive.submit(request)
@@ -49,12 +50,16 @@ def move(drive: Drive, data: st.DataObject) -> None:
             drive.start_copy(seq)
         elif kind == "attach" and seq.request.leg is Leg.DECODE:
             drive.attach(seq)
+        elif kind == "compile":
+            seq.awaits_grammar = False
         elif kind == "abort" or (kind == "release" and seq.status is Status.HELD):
             drive.abort(seq)
 
 
 def drain(drive: Drive, policy: PrefillPolicy) -> None:
-    """The world behaves: copies end, KV comes, prefill legs are released."""
+    """The world behaves: copies end, KV comes, grammars compile, prefill legs are released."""
+    for seq in drive.seqs.values():
+        seq.awaits_grammar = False
     for copy in drive.copies.copy():
         drive.end_copy(copy)
     total = sum(seq.max_num_tokens for seq in drive.seqs.values())
