@@ -23,10 +23,12 @@ from engine.weights import LayerWeights, ModelWeights
 
 
 class ModelOutput(NamedTuple):
+    """Good until the next `forward`."""
+
     logits: Tensor
     """[L, vocab] float32, of the rows in `batch.logits_indices`."""
     hidden: Tensor
-    """[T, hidden] what the last layer made of each token; good until the next `forward`."""
+    """[T, hidden] what the last layer made of each token."""
 
 
 class Model:

@@ -52,7 +52,7 @@ def sample_tokens(logits: Tensor, rows: Rows[SampleRow]) -> Tensor:
     waited for."""
     if any(row.rules is not None or row.grammar is not None for row in rows):
         logits = process_logits(logits, [RowRules(row.rules, row.grammar) for row in rows])
-    token_ids = logits.argmax(dim=-1)
+    token_ids = _argmax(logits)
     drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
     if not drawn:
         return token_ids
@@ -65,7 +65,14 @@ def sample_tokens(logits: Tensor, rows: Rows[SampleRow]) -> Tensor:
     scaled = _scale(logits if len(drawn) == len(rows) else logits[where], temperature)
     _filter(scaled, [row.params for row in sampled])
     scaled += gumbel_noise(torch.stack(keys).int(), scaled.shape[1])
-    return token_ids.index_copy_(0, where, scaled.argmax(dim=-1))
+    return token_ids.index_copy_(0, where, _argmax(scaled))
+
+
+def _argmax(rows: Tensor) -> Tensor:
+    """[R, vocab] → [R]"""
+    if rows.device.type == "cpu":  # numpy's is thirteen times faster there
+        return torch.from_numpy(rows.numpy().argmax(axis=-1))  # host memory
+    return rows.argmax(dim=-1)
 
 
 def noise_keys(rows: Rows[SampleRow]) -> npt.NDArray[np.uint64]:

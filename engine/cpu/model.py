@@ -139,7 +139,9 @@ class PanelModel:
         run(partial(_run, counters, self._shape, self._weights, step, cache, scratch, rows))
         hidden = torch.from_numpy(scratch.hidden)[: len(rows) * self._shape.hidden]
         return ModelOutput(
-            torch.from_numpy(scratch.logits).view(-1, self._shape.vocab),
+            torch.from_numpy(scratch.logits)[: len(step.logits_rows) * self._shape.vocab].view(
+                -1, self._shape.vocab
+            ),
             hidden.view(-1, self._shape.hidden),
         )
 

@@ -54,7 +54,7 @@ class ScratchPool:
             packed_k=packed_k,
             packed_k_words=packed_k.view(np.uint32),
             packed_v=self._get("packed_v", num_packed),
-            logits=np.empty(num_logits * shape.vocab, dtype=np.float32),
+            logits=self._get_floats("logits", num_logits * shape.vocab),
             floats=self._floats,
             elements=self._elements,
             offsets=self._offsets,

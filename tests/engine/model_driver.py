@@ -55,7 +55,7 @@ class ModelDriver:
             for seq, n in scheduled
         ]
         batch = BatchInput.build(rows, self.block_size, self.kv.device)
-        logits = self.model.forward(batch, self.kv).logits
+        logits = self.model.forward(batch, self.kv).logits.clone()  # they are the model's
         for seq, n in scheduled:
             seq.num_computed += n
         return logits
