@@ -150,6 +150,7 @@ def _engine_config(config: WorkerConfig) -> EngineConfig:
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         kv_memory=config.kv_memory,
+        swap_memory=config.swap_memory,
         max_model_len=config.max_model_len,
         token_budget=config.token_budget,
         tpot_slo_ms=config.tpot_slo_ms or None,

@@ -33,6 +33,13 @@ class WorkerConfig:
     block_size: int = flag(16, help="tokens in one KV block")
     num_blocks: int | None = flag(None, help="blocks in the KV pool (default: by --kv-memory)")
     kv_memory: int = flag(1 << 30, parse=nbytes, metavar="SIZE", help="size of the KV pool")
+    swap_memory: int = flag(
+        512 << 20,
+        parse=nbytes,
+        metavar="SIZE",
+        help="host memory for the KV of streams that give way to older ones for want of blocks, "
+        "where copying it is cheaper than computing it again; taken as needed",
+    )
     max_model_len: int | None = flag(
         None, help="longest prompt and output together (default: the model's)"
     )

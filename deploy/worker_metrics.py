@@ -95,6 +95,7 @@ class WorkerCollector(Collector):
             "Sequences that lost their blocks to older ones.",
             stats.preemptions,
         )
+        yield from _swap_families(stats)
         yield from _queue_families(stats)
         yield from _step_cost_families(stats)
 
@@ -141,6 +142,28 @@ class WorkerCollector(Collector):
             CounterMetricFamily("baton_fabric_errors", "Errors of the fabric.", labels=["error"]),
             {(name,): count for name, count in stats.errors.items()},
         )
+
+
+def _swap_families(stats: EngineStats) -> Iterator[Metric]:
+    yield _labelled(
+        GaugeMetricFamily(
+            "baton_swap_bytes",
+            "Host memory for the KV of sequences that gave way.",
+            labels=["state"],
+        ),
+        {
+            ("used",): stats.swap_used_nbytes,
+            ("free",): stats.swap_capacity_nbytes - stats.swap_used_nbytes,
+        },
+    )
+    yield _labelled(
+        CounterMetricFamily(
+            "baton_swapped_tokens",
+            "Tokens whose KV was copied to host memory, and back.",
+            labels=["direction"],
+        ),
+        {("out",): stats.tokens_swapped_out, ("in",): stats.tokens_swapped_in},
+    )
 
 
 def _queue_families(stats: EngineStats) -> Iterator[Metric]:

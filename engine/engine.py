@@ -18,6 +18,7 @@ from engine.fingerprint import fingerprint
 from engine.grammars import Grammars
 from engine.kv_cache import KVCache
 from engine.kv_copier import KVCopier
+from engine.kv_swapper import KVSwapper
 from engine.model_runner import ModelRunner
 from engine.prefix_cache import PrefixCache
 from engine.request import EngineEvent, RequestId, TokenLogprobs
@@ -59,6 +60,8 @@ class Engine(EngineLoop):
             tpot_slo_s=_seconds(config.tpot_slo_ms),
             prefill_policy=config.prefill_policy,
             max_queue_s=_seconds(config.max_queue_ms),
+            swap_nbytes=config.swap_memory,
+            token_nbytes=self.model_config.kv_token_nbytes(dtype),
         )
         grammars = Grammars(vocabulary, config.nice)
         runner = ModelRunner(self._decoder, kv_cache, self.copier, grammars)
@@ -69,6 +72,7 @@ class Engine(EngineLoop):
             self.model_config.eos_token_ids,
             nice=config.nice,
             grammars=grammars,
+            swapper=KVSwapper(self.copier, *self.kv_shape[:2]) if config.swap_memory else None,
         )
 
     def attach(

@@ -54,6 +54,9 @@ class EngineConfig:
     """Sequences computed in one step, at most."""
     num_threads: int | None = None
     """CPU threads of the model; None: as many as torch would take."""
+    swap_memory: int = 0
+    """Bytes of host memory for the KV of sequences that gave way, where copying it is cheaper than
+    computing it again; taken as it is needed."""
     prefix_caching: bool = True
     """Prompts find the KV of their first blocks where another sequence has computed it."""
     nice: int = 10

@@ -26,6 +26,7 @@ from engine.command_queue import CommandQueue
 from engine.errors import EngineError, EngineStopped, InvalidRequest, OutOfDeviceMemory
 from engine.grammars import Grammars
 from engine.kv_lease import KVLease
+from engine.kv_swapper import SwapCopies, Swapper
 from engine.model_runner import Runner
 from engine.request import EngineEvent, EngineRequest, RequestFailed, RequestId, TokenLogprobs
 from engine.sample_grammar import SampleGrammar
@@ -61,6 +62,7 @@ class EngineLoop:
         nice: int = 0,
         heartbeat_s: float = HEARTBEAT_S,
         grammars: Grammars | None = None,
+        swapper: Swapper | None = None,
     ) -> None:
         self.on_events = on_events
         """May be set until `start`, as the next."""
@@ -83,6 +85,7 @@ class EngineLoop:
         self._is_idle = True
         self._is_checked = True
         self._events: list[EngineEvent] = []
+        self._swap_copies = SwapCopies(scheduler, runner, swapper, self._commands.post)
         self._meter = StepMeter(scheduler.cost, runner.is_async)
         self._counters = StepCounters(self._meter)
         self._stats = self._counters.snapshot(scheduler)
@@ -185,6 +188,7 @@ class EngineLoop:
         self._meter.begin()
         batch = self._scheduler.schedule()
         self._counters.count_hits(batch.hits)
+        self._swap_copies.begin(batch)
         self._events += events_before_step(batch, time.monotonic_ns())
         self._is_idle = not batch.seqs
         if batch.seqs:

@@ -33,6 +33,10 @@ class Holdings:
         self._cache = cache
         self._draining: set[KVLease] = set()  # closed, copies under way
 
+    @property
+    def block_size(self) -> int:
+        return self._pool.block_size
+
     def find(self, seq: Sequence) -> list[BlockId]:
         return self._cache.find(seq) if self._cache is not None else []
 

@@ -87,14 +87,17 @@ class KVCache:
         if staged is not payload:
             payload.copy_(staged, non_blocking=True)
 
-    def scatter(self, block_table: Sequence[int], part: KVRange, payload: Tensor) -> None:
-        """Copies a range into the pool; `payload` is uint8 [payload_nbytes(part)]."""
-        typed = self._payload(part, payload)
+    def scatter(
+        self, block_table: Sequence[int], part: KVRange, payload: Tensor, skip: int = 0
+    ) -> None:
+        """Copies a range into the pool, but for its first `skip` tokens; `payload` is uint8
+        [payload_nbytes(part)]."""
+        typed = self._payload(part, payload)[:, skip:]
         staged = self._on_device(typed)
         if staged is not typed:
             staged.copy_(typed, non_blocking=True)
         pool = self._pool(part)
-        for tokens, blocks, slots in self._pieces(block_table, part):
+        for tokens, blocks, slots in self._pieces(block_table, part, skip):
             source = staged[:, tokens]
             if isinstance(blocks, int):
                 _copy(source, pool[:, blocks, slots])
@@ -124,12 +127,12 @@ class KVCache:
         return layers.flatten(0, 1).narrow(3, part.first_head, part.num_heads)
 
     def _pieces(
-        self, block_table: Sequence[int], part: KVRange
+        self, block_table: Sequence[int], part: KVRange, skip: int = 0
     ) -> list[tuple[slice, Tensor | int, slice]]:
-        """Cuts a token range at block boundaries: (tokens of the payload, blocks, slots in them).
+        """Cuts a token range at block boundaries: (tokens after `skip`, blocks, slots in them).
         Partial blocks come as one id each, all whole blocks together as ids [n]."""
         size = self.block_size
-        first, end = part.first_token, part.first_token + part.num_tokens
+        first, end = part.first_token + skip, part.first_token + part.num_tokens
         whole_first, whole_end = -(-first // size), end // size  # block indices
         if whole_first > whole_end:  # inside one block
             return [self._partial(block_table, first, first, end)]

@@ -5,7 +5,8 @@ ask. Life of a copy:
 
 1. `gather` or `scatter` queues it and returns a future.
 2. The copier's thread enters the lease; a lease that is closed by then fails the future with
-   LeaseClosed, and nothing was touched.
+   LeaseClosed, and nothing was touched. Whoever asks may have entered it already (`is_entered`):
+   then the copy comes about even if the lease was closed since.
 3. CUDA: it waits, on its stream, for the forward pass that `record_compute` last marked when it
    was asked for: a gather for what it reads, a scatter because a block may have changed hands
    while that pass still writes it. The CPU needs no order: what is computed is computed.
@@ -18,6 +19,7 @@ ask. Life of a copy:
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,19 +44,36 @@ class KVCopier:
         self._copied: torch.cuda.Event | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-copier")
 
-    def gather(self, lease: KVLease, part: KVRange, out: memoryview) -> Future[int]:
+    def gather(
+        self, lease: KVLease, part: KVRange, out: memoryview, *, is_entered: bool = False
+    ) -> Future[int]:
         """The range's payload into `out`, which has its size exactly; see KVCache for layouts.
         `out` is the caller's again when the future is done, or was cancelled in time."""
-        return self._submit(self._gather, lease, part, out, self._computed)
+        return self._submit(self._gather, lease, part, out, is_entered, self._computed)
 
-    def scatter(self, lease: KVLease, part: KVRange, payload: memoryview) -> Future[int]:
-        """A payload into the range's blocks; the rest as for `gather`."""
-        return self._submit(self._scatter, lease, part, payload, self._computed)
+    def scatter(
+        self,
+        lease: KVLease,
+        part: KVRange,
+        payload: memoryview,
+        skip: int = 0,
+        *,
+        is_entered: bool = False,
+    ) -> Future[int]:
+        """A payload into the range's blocks, but for its first `skip` tokens; the rest as for
+        `gather`."""
+        return self._submit(self._scatter, lease, part, payload, is_entered, self._computed, skip)
 
     def allocate_staging(self, nbytes: int) -> memoryview:
         """Writable bytes that copies are fast from and to: pinned for CUDA; every page is there."""
         staging = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._on_cuda).zero_()
         memory: memoryview = staging.numpy().data  # host memory
+        return memory
+
+    def allocate_payload(self, nbytes: int) -> memoryview:
+        """As `allocate_staging`, for a copy now and then: pages come as they are written."""
+        payload = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._on_cuda)
+        memory: memoryview = payload.numpy().data  # host memory
         return memory
 
     def record_compute(self) -> None:
@@ -79,14 +98,26 @@ class KVCopier:
             raise EngineStopped("the KV copier is closed") from error
 
     def _gather(
-        self, lease: KVLease, part: KVRange, out: memoryview, computed: torch.cuda.Event | None
+        self,
+        lease: KVLease,
+        part: KVRange,
+        out: memoryview,
+        is_entered: bool,
+        computed: torch.cuda.Event | None,
     ) -> int:
-        return self._timed(self._kv.gather, lease, part, out, computed)
+        return self._timed(self._kv.gather, lease, part, out, is_entered, computed)
 
     def _scatter(
-        self, lease: KVLease, part: KVRange, payload: memoryview, computed: torch.cuda.Event | None
+        self,
+        lease: KVLease,
+        part: KVRange,
+        payload: memoryview,
+        is_entered: bool,
+        computed: torch.cuda.Event | None,
+        skip: int,
     ) -> int:
-        return self._timed(self._kv.scatter, lease, part, payload, computed)
+        copy = partial(self._kv.scatter, skip=skip)
+        return self._timed(copy, lease, part, payload, is_entered, computed)
 
     def _timed(
         self,
@@ -94,13 +125,15 @@ class KVCopier:
         lease: KVLease,
         part: KVRange,
         staging: memoryview,
+        is_entered: bool,
         computed: torch.cuda.Event | None,
     ) -> int:
-        if self._stream is not None and computed is not None:
-            self._stream.wait_event(computed)
-        raw = torch.frombuffer(staging, dtype=torch.uint8)
-        lease.enter()
+        if not is_entered:
+            lease.enter()
         try:
+            if self._stream is not None and computed is not None:
+                self._stream.wait_event(computed)
+            raw = torch.frombuffer(staging, dtype=torch.uint8)
             begin_ns = time.perf_counter_ns()
             if self._stream is None:
                 copy(lease.block_table, part, raw)

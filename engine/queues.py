@@ -18,10 +18,12 @@ class Queues:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.awaiting_kv: list[Sequence] = []
+        self.swapping_in: list[Sequence] = []
         self._queues: dict[Status, tuple[list[Sequence], Callable[[Sequence], object]]] = {
             Status.WAITING: (self.waiting, order.key),
             Status.RUNNING: (self.running, _arrival),
             Status.AWAITING_KV: (self.awaiting_kv, _arrival),
+            Status.SWAPPING_IN: (self.swapping_in, _arrival),
         }
 
     def join(self, seq: Sequence, status: Status) -> None:
@@ -40,6 +42,15 @@ class Queues:
         self.leave(seq)
         self.join(seq, status)
 
+    @property
+    def num_slots_taken(self) -> int:
+        return len(self.running) + len(self.awaiting_kv) + len(self.swapping_in)
+
+    @property
+    def num_growing(self) -> int:
+        """That will need another block sooner or later."""
+        return len(self.swapping_in) + sum(not seq.is_prefill_leg for seq in self.running)
+
     def to_compute(self) -> Iterator[Sequence]:
         """All that have a prompt or a tail to compute, or may come to have one."""
         yield from (seq for seq in self.running if seq.num_uncomputed_tokens > 1)
@@ -47,7 +58,8 @@ class Queues:
 
     def youngest(self, than: Sequence) -> Sequence | None:
         """The youngest of the running and the reserved that may give way to `than`: it is younger
-        itself, and nobody copies out of its blocks."""
+        itself, and nobody copies out of its blocks or into them. (What is copied back runs soon.)
+        """
         running = (seq for seq in reversed(self.running) if not seq.is_prefill_leg)
         tops = [seq for seq in (next(running, None), *self.awaiting_kv[-1:]) if seq is not None]
         youngest = max(tops, key=_arrival, default=than)

@@ -5,9 +5,25 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple
 
+from engine.kv_lease import KVLease
 from engine.request import PromptLogprobs, TokenLogprobs
 from engine.sequence import Sequence
 from engine.step_cost import StepWork, sequence_work
+from engine.swap_space import Swap
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Tokens [first_token, swap.num_tokens) of a swap come back; the others were still cached."""
+
+    swap: Swap
+    lease: KVLease
+    """On the blocks that they go into; entered."""
+    first_token: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.swap.num_tokens - self.first_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +38,10 @@ class ScheduledBatch:
     """Have room for their prompt now."""
     hits: list[Sequence]
     """Begin to run behind a cached prefix, in this step."""
+    swap_outs: list[Swap] = field(default_factory=list)
+    """To be copied to host memory."""
+    swap_ins: list[SwapIn] = field(default_factory=list)
+    """To be copied back."""
 
     def work(self) -> StepWork:
         """Before `Scheduler.update`, which moves the counters on."""

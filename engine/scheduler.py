@@ -19,6 +19,8 @@ other blocks and one of headroom; `claim` redeems it, `attach` makes it run. One
 than a block of its prompt computes that here and needs no transfer. Those that give way are the
 youngest of the running and the reserved, and are always younger than the one that needs room, so
 the oldest always progresses; prefill legs never give way, for others copy out of their blocks.
+What a victim had computed is kept in host memory if that costs less than computing it again
+(engine/swap_space.py); it comes back into new blocks before the sequence runs.
 Whoever finds nobody to give way keeps what it has and waits for another step.
 """
 
@@ -26,15 +28,17 @@ from engine.block_pool import BlockPool
 from engine.errors import NotReserved, RequestTooLong, UnknownRequest
 from engine.holdings import Holdings
 from engine.kv_lease import KVLease
+from engine.preemption import Preemption
 from engine.prefill_order import PrefillOrder, PrefillPolicy
 from engine.prefix_cache import PrefixCache
 from engine.queue_bound import QueueBound
 from engine.queues import Queues
 from engine.request import BlockId, EngineRequest, RequestId
-from engine.scheduled_batch import Computed, ScheduledBatch
+from engine.scheduled_batch import Computed, ScheduledBatch, SwapIn
 from engine.sequence import Sequence, Status
 from engine.step_budget import StepBudget, StepPace
 from engine.step_cost import StepCost
+from engine.swap_space import SwapSpace
 
 
 class Scheduler:
@@ -50,6 +54,8 @@ class Scheduler:
         tpot_slo_s: float | None = None,
         prefill_policy: PrefillPolicy = "fcfs",
         max_queue_s: float | None = None,
+        swap_nbytes: int = 0,
+        token_nbytes: int = 1,
     ) -> None:
         self.pool = pool
         self.holdings = Holdings(pool, cache)
@@ -59,12 +65,13 @@ class Scheduler:
         self.max_num_seqs = min(max_num_seqs, token_budget)  # each decode needs a token a step
         # The oldest can always grow to its end, alone in the pool.
         self.max_model_len = min(max_model_len, pool.num_blocks * pool.block_size)
-        self.num_preemptions = 0
         self.queue_bound = QueueBound(self.cost, token_budget, max_queue_s)
         self._pace = StepPace(self.cost, tpot_slo_s)
         self._order = PrefillOrder(prefill_policy)
         self._seqs: dict[RequestId, Sequence] = {}
         self._queues = Queues(self._order)
+        space = SwapSpace(self.cost, token_budget, swap_nbytes, token_nbytes)
+        self.preemption = Preemption(self._queues, self.holdings, space)
 
     # ── requests come and go ──
 
@@ -125,6 +132,13 @@ class Scheduler:
         if seq.finish_reason is not None:
             self._end(seq)
         return seq
+
+    # ── the KV comes back from host memory ──
+
+    def swapped_in(self, swap_in: SwapIn, seconds: float | None) -> bool:
+        """See Preemption.swapped_in."""
+        seq = self._seqs.get(swap_in.swap.request_id)
+        return self.preemption.swapped_in(seq, swap_in, seconds)
 
     # ── steps ──
 
@@ -196,15 +210,16 @@ class Scheduler:
 
     def _admit(self, under_way: list[Sequence], budget: StepBudget, batch: ScheduledBatch) -> None:
         """Lets waiting ones in, each after those of `under_way` (last first) that go before it."""
-        key, running = self._order.key, self._queues.running
-        slots = self.max_num_seqs - len(running) - len(self._queues.awaiting_kv)
+        key = self._order.key
+        slots = self.max_num_seqs - self._queues.num_slots_taken
         # A block for each that grows, so that newcomers do not at once make somebody give way.
-        room = self.pool.available - sum(not seq.is_prefill_leg for seq in running)
+        room = self.pool.available - self._queues.num_growing
         for seq in self._queues.waiting.copy():
             while under_way and key(under_way[-1]) < key(seq):
                 self._start(under_way.pop(), budget, batch)
             # Who only waits for the budget need not search again each step.
-            may_come = slots > 0 and (budget.tokens > 0 or seq.awaits_transfer)
+            needs_budget = not seq.awaits_transfer and seq.swap is None
+            may_come = slots > 0 and (budget.tokens > 0 or not needs_budget)
             hits = self.holdings.find(seq) if may_come else []
             need = self.holdings.cost(seq, hits)
             if slots == 0 or need > room:
@@ -212,6 +227,8 @@ class Scheduler:
             slots, room = slots - 1, room - need
             if seq.awaits_transfer and not self._is_full_hit(seq, hits):
                 self._reserve(seq, hits, batch)
+            elif self.preemption.keeps_more(seq, hits):
+                self.preemption.come_back(seq, hits, batch)
             elif budget.tokens > 0:
                 self._run(seq, hits, batch)
                 self._start(seq, budget, batch)
@@ -228,6 +245,7 @@ class Scheduler:
         batch.reserved.append(seq)
 
     def _run(self, seq: Sequence, hits: list[BlockId], batch: ScheduledBatch) -> None:
+        self.preemption.drop(seq)
         self.holdings.admit(seq, hits)
         seq.awaits_transfer = False
         self._queues.move(seq, Status.RUNNING)
@@ -249,20 +267,12 @@ class Scheduler:
             victim = None if self.pool.num_in_flight else self._queues.youngest(than=seq)
             if victim is None:
                 return False
-            self._give_way(victim, batch)
+            self.preemption.give_way(victim, batch)
         self.holdings.grow(seq)
         return True
 
-    def _give_way(self, victim: Sequence, batch: ScheduledBatch) -> None:
-        if victim.status is Status.AWAITING_KV:
-            batch.lost.append(victim)
-        else:
-            self.num_preemptions += 1
-            victim.was_preempted = True
-        self.holdings.release(victim)
-        self._queues.move(victim, Status.WAITING)
-
     def _end(self, seq: Sequence) -> None:
+        self.preemption.drop(seq)
         self.holdings.release(seq)
         self._queues.move(seq, Status.ENDED)
         del self._seqs[seq.request_id]

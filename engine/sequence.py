@@ -18,6 +18,7 @@ from engine.kv_lease import KVLease
 from engine.logit_rules import LogitRules
 from engine.request import BlockId, EngineRequest, FinishReason, Leg
 from engine.sample_grammar import SampleGrammar
+from engine.swap_space import Swap
 from runtime.block_hash import BlockHash
 
 
@@ -26,6 +27,8 @@ class Status(Enum):
     """Holds nothing: new, preempted, or its reservation was lost."""
     AWAITING_KV = "awaiting_kv"
     """Has a promise, or the blocks it was redeemed for; its KV has not come."""
+    SWAPPING_IN = "swapping_in"
+    """Holds blocks for all its tokens; KV that it had computed is copied back into them."""
     RUNNING = "running"
     """Holds blocks for all its tokens and takes part in steps."""
     HELD = "held"
@@ -67,6 +70,7 @@ class Sequence:
         "request_id",
         "status",
         "submitted_ns",
+        "swap",
         "token_ids",
         "was_preempted",
     )
@@ -102,8 +106,7 @@ class Sequence:
         self.max_num_tokens = min(max_model_len, len(prompt) + sampling.max_tokens)
         """Prompt and outputs, when it ends for length."""
         capacity = len(prompt) + 1 if self.is_prefill_leg else self.max_num_tokens
-        self.token_ids: npt.NDArray[np.int64] = np.empty(capacity, dtype=np.int64)
-        self.token_ids[: len(tokens)] = tokens
+        self.token_ids = _array(tokens, capacity)
         self.num_prompt_tokens = len(prompt)
         self.num_tokens = len(tokens)
         self.num_computed_tokens = self.num_scheduled_tokens = 0
@@ -124,6 +127,7 @@ class Sequence:
         self.block_hashes: list[BlockHash] = []
         """Of its first full blocks, as far as anybody has asked; kept over preemptions."""
         self.was_preempted = False
+        self.swap: Swap | None = None  # what it had computed when it gave way, if that is kept
         self.lease: KVLease | None = None
         """Open while it may copy into or out of `block_table`."""
         self._block_ids: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -209,3 +213,10 @@ class Sequence:
         self._num_block_ids = self.num_named_blocks = self.num_cached_tokens = 0
         self.num_computed_tokens = self.num_scheduled_tokens = 0
         return dropped
+
+
+def _array(token_ids: tuple[int, ...], capacity: int) -> npt.NDArray[np.int64]:
+    """[capacity], with room behind the tokens."""
+    array: npt.NDArray[np.int64] = np.empty(capacity, dtype=np.int64)
+    array[: len(token_ids)] = token_ids
+    return array

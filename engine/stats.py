@@ -37,7 +37,14 @@ class EngineStats:
     prefills_refused: int
     """Prefill legs that would have waited too long."""
     preemptions: int
-    """Running sequences that gave way, to be computed again."""
+    """Running sequences that gave way, to be computed again or swapped."""
+    swap_used_nbytes: int
+    """Host memory with KV of sequences that gave way."""
+    swap_capacity_nbytes: int
+    tokens_swapped_out: int
+    """Copied to host memory; a token's KV perhaps several times."""
+    tokens_swapped_in: int
+    """Copied back, instead of being computed again."""
     steps: int
     """Steps that computed something."""
     turns: int
@@ -98,7 +105,11 @@ class StepCounters:
             tokens_sampled=self._tokens_sampled,
             queue_seconds=scheduler.queue_s,
             prefills_refused=scheduler.queue_bound.num_refused,
-            preemptions=scheduler.num_preemptions,
+            preemptions=scheduler.preemption.num_preemptions,
+            swap_used_nbytes=scheduler.preemption.space.used_nbytes,
+            swap_capacity_nbytes=scheduler.preemption.space.capacity_nbytes,
+            tokens_swapped_out=scheduler.preemption.space.tokens_out,
+            tokens_swapped_in=scheduler.preemption.space.tokens_in,
             steps=self._steps,
             turns=self.turns,
             step_seconds=self._meter.measured_s,

@@ -8,10 +8,11 @@ from engine.kv_lease import KVLease
 from engine.prefill_order import PrefillPolicy
 from engine.prefix_cache import PrefixCache
 from engine.request import BlockId, EngineRequest, FinishReason, Leg, RequestId
-from engine.scheduled_batch import Computed, ScheduledBatch
+from engine.scheduled_batch import Computed, ScheduledBatch, SwapIn
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, Status
 from engine.step_cost import StepWork
+from engine.swap_space import Swap
 
 
 @dataclass
@@ -35,6 +36,10 @@ class Drive:
     last: ScheduledBatch = field(default_factory=lambda: ScheduledBatch([], [], [], []))
     num_submitted: int = 0
     """Refused ones included."""
+    swaps: list[tuple[Swap, SwapIn | None]] = field(default_factory=list)
+    """Copies to host memory and back that are under way, in the order in which they end."""
+    swapped: dict[Swap, list[int]] = field(default_factory=dict)
+    """What was copied out, by token ids."""
     work: StepWork = field(default_factory=StepWork)
     """Of the last step."""
 
@@ -50,7 +55,9 @@ class Drive:
         tpot_slo_s: float | None = None,
         prefill_policy: PrefillPolicy = "fcfs",
         max_queue_s: float | None = None,
+        swap_tokens: int = 0,
     ) -> "Drive":
+        """`swap_tokens`: room for so many in host memory."""
         pool = BlockPool(num_blocks, block_size)
         cache = PrefixCache(pool, b"fingerprint") if prefix_caching else None
         return cls(
@@ -63,6 +70,7 @@ class Drive:
                 tpot_slo_s,
                 prefill_policy,
                 max_queue_s,
+                swap_tokens,
             )
         )
 
@@ -80,6 +88,7 @@ class Drive:
         before = [s for s in self.seqs.values() if s.status is Status.RUNNING]
         decodes = [s for s in before if s.num_uncomputed_tokens == s.num_ready_tokens == 1]
         self.last = batch = self.scheduler.schedule()
+        self._begin_swaps(batch)
         self._judge(batch, decodes)
         self.work = batch.work()
         for seq in batch.seqs:
@@ -90,6 +99,39 @@ class Drive:
                 self._ends(done.seq.request_id, done.seq.finish_reason)
         self.check()
         return computed
+
+    def _begin_swaps(self, batch: ScheduledBatch) -> None:
+        """Before the step writes any block; the copies themselves may take longer."""
+        for swap in batch.swap_outs:
+            slots = self._slots(swap.lease.block_table, 0, swap.num_tokens)
+            self.swapped[swap] = [self.kv[slot] for slot in slots]
+            self.swaps.append((swap, None))
+        self.swaps += [(swap_in.swap, swap_in) for swap_in in batch.swap_ins]
+
+    def end_swap(self, *, is_lost: bool = False) -> None:
+        """The oldest copy under way ends: the copier does one after the other."""
+        if not self.swaps:
+            return
+        swap, swap_in = self.swaps.pop(0)
+        seconds = None if is_lost else 0.001
+        if swap_in is None:
+            swap.lease.exit()
+            self.scheduler.preemption.space.copied_out(swap, seconds)
+        else:
+            first, count = swap_in.first_token, swap_in.num_tokens
+            if not is_lost:
+                slots = self._slots(swap_in.lease.block_table, first, count)
+                self.kv.update(zip(slots, self.swapped[swap][first:], strict=True))
+            swap_in.lease.exit()
+            self.scheduler.swapped_in(swap_in, seconds)
+        self.check()
+
+    def _slots(
+        self, block_table: list[BlockId], first: int, num_tokens: int
+    ) -> list[tuple[BlockId, int]]:
+        size = self.scheduler.pool.block_size
+        positions = range(first, first + num_tokens)
+        return [(block_table[position // size], position % size) for position in positions]
 
     def _judge(self, batch: ScheduledBatch, decodes: list[Sequence]) -> None:
         assert sum(s.num_scheduled_tokens for s in batch.seqs) <= self.scheduler.token_budget
@@ -179,3 +221,5 @@ class Drive:
         ledger = self.scheduler.pool.ledger()
         assert ledger.unused == self.scheduler.pool.num_blocks, ledger
         assert not self.scheduler.seqs
+        if not self.swaps:
+            assert self.scheduler.preemption.space.used_nbytes == 0

@@ -1,6 +1,6 @@
 """The pool's copies against plain indexing: any range, any blocks, any heads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -114,6 +114,28 @@ def test_scatter_writes_its_range_and_nothing_else(case: tuple[int, list[int], P
     expected[:, :, table] = installed.view(LAYERS, 2, len(table), block_size, HEADS, HEAD_DIM)
     kv.scatter(table, part, payload)
     assert torch.equal(kv.data, expected)
+
+
+@settings(deadline=None, max_examples=50)
+@given(ranges(), st.data())
+def test_scatter_leaves_out_what_it_is_to_skip(
+    case: tuple[int, list[int], Part], data: st.DataObject
+) -> None:
+    """As a scatter of the rest of the range alone."""
+    block_size, table, part = case
+    skip = data.draw(st.integers(0, part.num_tokens - 1))
+    rest = replace(part, first_token=part.first_token + skip, num_tokens=part.num_tokens - skip)
+    source, kv, expected = (
+        make(block_size, seed=1),
+        make(block_size, seed=2),
+        make(block_size, seed=2),
+    )
+    payload, rest_payload = buffer(source, part), buffer(source, rest)
+    source.gather(table, part, payload)
+    source.gather(table, rest, rest_payload)
+    kv.scatter(table, part, payload, skip)
+    expected.scatter(table, rest, rest_payload)
+    assert torch.equal(kv.data, expected.data)
 
 
 def test_block_sizes_may_differ_on_the_two_sides() -> None:

@@ -123,3 +123,16 @@ def test_closing_completes_what_was_asked_for(kv: KVCache, monkeypatch: pytest.M
     with pytest.raises(EngineStopped):
         copier.gather(Lease(0), Part(0, 4), out)
     copier.close()
+
+
+def test_a_copy_that_was_entered_outlives_its_lease(kv: KVCache, copier: KVCopier) -> None:
+    """As when a sequence gives way: its blocks stay until they are copied, and no longer."""
+    part = Part(0, 8)
+    expected = copier.allocate_staging(kv.payload_nbytes(part))
+    copier.gather(Lease(3, 5), part, expected).result(10)
+    lease, payload = Lease(3, 5), copier.allocate_payload(kv.payload_nbytes(part))
+    lease.enter()
+    assert not lease.close()
+    copier.gather(lease, part, payload, is_entered=True).result(10)
+    assert lease.drained.wait(10)
+    assert payload == expected

@@ -69,7 +69,7 @@ def test_the_youngest_gives_way_and_computes_again() -> None:
     young = drive.submit(make_request("young", prompt_len=3, max_tokens=8))
     while status(young) is not Status.WAITING or not young.num_output_tokens:
         drive.step()
-    assert drive.scheduler.num_preemptions == 1
+    assert drive.scheduler.preemption.num_preemptions == 1
     assert young.num_computed_tokens == 0
     outputs_before = young.num_output_tokens
     while status(old) is not Status.ENDED:
@@ -162,7 +162,7 @@ def test_memory_pressure_takes_a_reservation_back(claimed: bool) -> None:
     while status(young) is Status.AWAITING_KV:
         drive.step()
     assert drive.last.lost == [young]
-    assert drive.scheduler.num_preemptions == 0
+    assert drive.scheduler.preemption.num_preemptions == 0
     if claimed:
         assert drive.scheduler.pool.ledger().in_flight == 2
         stuck = old.num_tokens

@@ -7,10 +7,22 @@ from engine.errors import QueueFull, RequestTooLong
 from engine.prefill_order import PrefillPolicy
 from engine.request import Leg
 from engine.sequence import Sequence, Status
+from tests.engine.known_cost import make_known
 from tests.engine.requests import make_request
 from tests.engine.scheduler_drive import Drive
 
-MOVES = ("submit", "step", "step", "copy", "end_copy", "attach", "abort", "release", "compile")
+MOVES = [
+    "submit",
+    "step",
+    "step",
+    "copy",
+    "end_copy",
+    "end_swap",
+    "attach",
+    "abort",
+    "release",
+    "compile",
+]
 
 
 def submit_any(drive: Drive, data: st.DataObject) -> None:
@@ -41,6 +53,8 @@ def move(drive: Drive, data: st.DataObject) -> None:
         drive.step()
         if drive.last.seqs:  # a machine on which a token costs a millisecond
             drive.scheduler.cost.learn(drive.work, 0.001 * sum(drive.work[1::2]))
+    elif kind == "end_swap":
+        drive.end_swap(is_lost=data.draw(st.integers(0, 4)) == 0)
     elif kind == "end_copy":
         if drive.copies:
             drive.end_copy(data.draw(st.sampled_from(drive.copies)))
@@ -62,14 +76,20 @@ def drain(drive: Drive, policy: PrefillPolicy) -> None:
         seq.awaits_grammar = False
     for copy in drive.copies.copy():
         drive.end_copy(copy)
+    is_swapping = False
     total = sum(seq.max_num_tokens for seq in drive.seqs.values())
     for _ in range(4 * total + 10 * len(drive.seqs) + 1):
         live = [seq for seq in drive.seqs.values() if seq.status is not Status.ENDED]
         if not live:
             return
-        oldest, before = live[0], progress(live[0])
+        oldest, before, was_swapping = live[0], progress(live[0]), is_swapping
         may_wait = any(seq.is_prefill_leg and seq.block_table for seq in live)
         drive.step()
+        # Blocks that are copied out are worth a step's wait, but not two.
+        is_swapping = bool(drive.swaps)
+        may_wait |= is_swapping and not was_swapping
+        while drive.swaps:
+            drive.end_swap()
         # Under srf shorter prompts pass; that all drain shows that it is not for ever.
         may_wait |= policy == "srf" and oldest.num_uncomputed_tokens > 1
         if oldest.status is Status.RUNNING and not may_wait:
@@ -101,7 +121,10 @@ def test_random_loads(data: st.DataObject) -> None:
         tpot_slo_s=data.draw(st.sampled_from((None, 0.001, 0.02))),
         prefill_policy=policy,
         max_queue_s=data.draw(st.sampled_from((None, 0.02))),
+        swap_tokens=data.draw(st.sampled_from((0, 12, 1000))),
     )
+    if data.draw(st.booleans()):
+        make_known(drive.scheduler.cost, [0.01, 0.001, 0.0, 0.001, 0.0])
     for _ in range(data.draw(st.integers(0, 80))):
         move(drive, data)
     drain(drive, policy)
