@@ -56,12 +56,20 @@ def logprob_table(logits: Tensor, token_ids: Tensor, *, has_top: bool) -> Tensor
     k is always the same: how equal logits are ordered must not depend on other rows' wishes."""
     total = logits.logsumexp(dim=-1, keepdim=True)
     chosen = logits.gather(1, token_ids.unsqueeze(1))
-    rank = (logits > chosen).sum(dim=-1, keepdim=True, dtype=torch.int32) + 1
-    columns = [(chosen - total).view(torch.int32), rank]
+    columns = [(chosen - total).view(torch.int32), _ranks(logits, chosen)]
     if has_top:
         top = logits.topk(min(MAX_TOP_LOGPROBS, logits.shape[1]), dim=-1)
         columns += [top.indices.int(), (top.values - total).view(torch.int32)]
     return torch.cat(columns, dim=1)
+
+
+def _ranks(logits: Tensor, chosen: Tensor) -> Tensor:
+    """logits [R, vocab], chosen [R, 1] → [R, 1] int32: 1 + how many are larger."""
+    if logits.device.type == "cpu":  # numpy is four times faster there
+        rows = zip(logits.numpy(), chosen.numpy(), strict=True)  # host memory
+        counts = [np.count_nonzero(row > value) for row, value in rows]
+        return torch.tensor(counts, dtype=torch.int32).unsqueeze(1) + 1
+    return (logits > chosen).sum(dim=-1, keepdim=True, dtype=torch.int32) + 1
 
 
 def read_table(table: npt.NDArray[np.int32], counts: Rows[int]) -> list[TokenLogprobs]:
