@@ -2,19 +2,21 @@
 forward pass.
 
 1. `prepare`, on any thread: the compiling thread makes a `SampleGrammar` of a request's grammar and
-   its delivered outputs, and hands it to `on_ready`, while the request queues or its KV comes. What
-   was compiled lately is kept, by text.
+   its delivered outputs, and hands it to `on_ready`, while the request queues or its KV comes.
 2. `begin`, on the engine thread, before the forward pass of a step: the filling thread takes what
    the samples have put out since, and fills one set of token ids for each.
 3. `MaskFill.result`, when the logits are there. By then the masks have long been ready: one takes
    microseconds, the forward pass milliseconds.
+
+No compiled grammar is kept for the next request. It would save less than a millisecond of most, and
+the library's copies of one share what its limits count: requests with equal grammars, one after the
+other or at the same time, would use up each other's allowance, and in the end all would fail.
 
 Two threads, so that no compiling ever delays a mask; both sleep when there is nothing to do, and
 neither exists before the first grammar.
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -26,12 +28,9 @@ from engine.logit_rules import Words
 from engine.request import EngineRequest
 from engine.sample_grammar import SampleGrammar
 from engine.thread_priority import lower_priority
-from runtime.grammar import Grammar, GrammarError, Vocabulary
+from runtime.grammar import GrammarError, Vocabulary
 
 logger = logging.getLogger(__name__)
-
-NUM_KEPT = 32
-"""Compiled grammars; the largest has some 30 MB, most far below one."""
 
 OnReady = Callable[[SampleGrammar | EngineError], None]
 FillRow = tuple[SampleGrammar, list[int]]
@@ -54,7 +53,6 @@ class Grammars:
 
     def __init__(self, vocabulary: Vocabulary | None, nice: int = 0) -> None:
         self._vocabulary = vocabulary
-        self._compiled: OrderedDict[str, Grammar] = OrderedDict()
         self._compiling = _thread("engine-grammar", nice)
         self._filling = _thread("engine-masks", nice)
 
@@ -85,21 +83,13 @@ class Grammars:
 
     def _prepare(self, vocabulary: Vocabulary, request: EngineRequest, on_ready: OnReady) -> None:
         try:
-            on_ready(self._sample(vocabulary, request))
+            grammar = vocabulary.compile(request.sampling.grammar)
+            on_ready(SampleGrammar.rebuilt(grammar, request.sampling, request.output_token_ids))
         except GrammarError as error:
             on_ready(InvalidRequest(f"the grammar cannot be used: {error}"))
         except Exception as error:
             logger.exception("a grammar could not be compiled")
             on_ready(EngineError(repr(error)))
-
-    def _sample(self, vocabulary: Vocabulary, request: EngineRequest) -> SampleGrammar:
-        """Compiling thread."""
-        text = request.sampling.grammar
-        grammar = self._compiled.pop(text, None) or vocabulary.compile(text)
-        self._compiled[text] = grammar  # the newest
-        if len(self._compiled) > NUM_KEPT:
-            self._compiled.popitem(last=False)
-        return SampleGrammar.rebuilt(grammar.copy(), request.sampling, request.output_token_ids)
 
 
 def _fill(rows: Sequence[FillRow], masks: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

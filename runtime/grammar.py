@@ -138,9 +138,6 @@ class Grammar:
         self.vocabulary = vocabulary
         self._matcher = matcher
 
-    def copy(self) -> "Grammar":
-        return Grammar(self.vocabulary, self._matcher.deep_copy())
-
     @property
     def may_end(self) -> bool:
         """The tokens so far are a whole output."""

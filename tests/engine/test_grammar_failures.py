@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 
+import runtime.grammar
 from engine.engine import Engine
 from engine.engine_config import EngineConfig
 from engine.errors import EngineStopped, InvalidRequest
@@ -63,6 +65,20 @@ def test_a_grammar_that_runs_dry_fails_its_request_alone(start: Start) -> None:
     assert isinstance(failed.exception(), InvalidRequest)
     assert "cannot go on after" in failed.error
     wait_until(lambda: rig.engine.stats().blocks.held == 0)
+
+
+def test_requests_with_equal_grammars_do_not_use_up_each_others_limits(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each makes some 200 states of its lexer."""
+    monkeypatch.setattr(runtime.grammar, "_LIMITS", LLParserLimits(max_lexer_states=1000))
+    rig = start(max_num_seqs=32, num_blocks=512)
+    grammar = of_regex("[a-z ]*[aeiou][a-z ]{100}")
+    requests = [
+        rig.request(str(seed), grammar, temperature=1.0, seed=seed, max_tokens=60)
+        for seed in range(32)
+    ]
+    rig.run(*requests)
 
 
 def test_a_stop_token_alone_may_leave_nothing(text_model: Path) -> None:
