@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated, Literal
 
 import psutil
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel, Field
 
 from tests.e2e.cluster import free_port, scrape
 
@@ -101,6 +102,27 @@ def test_openai_client_streams(up: Up) -> None:
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == ANSWER
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 8
+
+
+class City(BaseModel):
+    """What the client makes a strict schema of."""
+
+    name: Literal["Paris", "London"]
+    is_capital: bool
+    neighbours: Annotated[list[Literal["Lille", "Lyon"]], Field(max_length=2)]
+
+
+def test_openai_client_parses_structured_outputs(up: Up) -> None:
+    with up.client() as client:
+        completion = client.chat.completions.parse(
+            model="smollm2",
+            messages=[{"role": "user", "content": QUESTION}],
+            temperature=0,
+            max_tokens=100,
+            response_format=City,
+        )
+    assert completion.choices[0].message.parsed is not None
+    assert completion.choices[0].finish_reason == "stop"
 
 
 def test_cluster_json_names_every_process(up: Up) -> None:
