@@ -8,8 +8,6 @@
    (FlashAttention-2: Dao, 2023). Weights are rounded to the model's dtype for their product.
 """
 
-import math
-
 import numpy as np
 
 from engine.cpu.jit import kernel
@@ -17,8 +15,8 @@ from engine.cpu.layout import KEYS, Cache, Elements, Floats, Ints, Scratch, Shap
 from engine.cpu.simd import (
     LANES,
     add,
+    any_above,
     exp,
-    fma,
     load,
     max_lanes,
     maximum,
@@ -30,7 +28,7 @@ from engine.cpu.simd import (
     sum_lanes,
 )
 from engine.cpu.sync import claim, complete, wait
-from engine.cpu.tile import PANEL, TILE, height_of, multiply, multiply_weights
+from engine.cpu.tile import PANEL, TILE, add_weighted, height_of, multiply
 
 
 @kernel
@@ -114,9 +112,8 @@ def attend_tile(
     height = height_of(num_rows)
     floats, elements = scratch.floats[thread], scratch.elements[thread]
     sums, scores = floats[: TILE * dim], floats[TILE * dim :]  # [TILE, dim], [2, TILE, PANEL]
-    product = scores[2 * TILE * PANEL :]  # [TILE, PANEL]
-    totals = product[TILE * PANEL :]  # [TILE, LANES] sums of weights
-    peaks = totals[TILE * LANES :]  # [TILE], and [TILE] factors
+    totals = scores[2 * TILE * PANEL :]  # [TILE, LANES] sums of weights
+    peaks = totals[TILE * LANES :]  # [TILE]
     q, weights = elements[: TILE * dim], elements[TILE * dim :]  # a row tile, and [TILE, KEYS]
     sums[:] = 0.0
     totals[:] = 0.0
@@ -129,24 +126,19 @@ def attend_tile(
             store_columns(q, i * height + row * group, height, load(scratch.q, at + i))
     lowest = computed + first // per_kv  # position of the first row
     key = 0 if window == 0 else max(0, lowest + 1 - window) // KEYS * KEYS
-    end = computed + (first + num_rows - 1) // per_kv + 1
-    while key < end:
+    highest = computed + (first + num_rows - 1) // per_kv
+    while key <= highest:
         at = step.packed_at[index] + kv_head * step.packed_stride[index] + key * dim
         half = TILE * PANEL
         multiply(height, q, 0, scratch.packed_k, at, dim, scores[:half])
         multiply(height, q, 0, scratch.packed_k, at + PANEL * dim, dim, scores[half:])
+        needs_mask = key + KEYS > lowest + 1 or (window and key + window <= highest)
         for row in range(num_rows):
-            position = computed + (first + row) // per_kv
-            _mask(scores, row, key, position, window)
-            _weigh(shape, scores, row, peaks, totals, weights)
+            if needs_mask:
+                _mask(scores, row, key, computed + (first + row) // per_kv, window)
+            _weigh(shape, scores, row, peaks, totals, weights, sums)
         for i in range(0, dim, PANEL):
-            multiply_weights(height, weights, scratch.packed_v, at + i * KEYS, product)
-            for row in range(num_rows):
-                factor = splat(peaks[TILE + row])
-                for j in range(0, PANEL, LANES):
-                    before = load(sums, row * dim + i + j)
-                    now = fma(before, factor, load(product, row * PANEL + j))
-                    store(sums, row * dim + i + j, now)
+            add_weighted(height, weights, scratch.packed_v, at + i * KEYS, sums, i, dim)
         key += KEYS
     _write(shape, step, scratch, kv_head, first_row, first, num_rows, sums, totals)
 
@@ -164,22 +156,31 @@ def _mask(scores: Floats, row: int, key: int, position: int, window: int) -> Non
 
 @kernel
 def _weigh(
-    shape: Shape, scores: Floats, row: int, peaks: Floats, totals: Floats, weights: Elements
+    shape: Shape,
+    scores: Floats,
+    row: int,
+    peaks: Floats,
+    totals: Floats,
+    weights: Elements,
+    sums: Floats,
 ) -> None:
-    """Scores of a row become weights; peaks [TILE + row] says by what all before them shrinks."""
-    scale = splat(shape.scale)
+    """Scores of a row become weights; under a new peak, all before them shrinks."""
+    scale, lanes = splat(shape.scale), splat(peaks[row])
     at, other = row * PANEL, (TILE + row) * PANEL
     a, b = mul(load(scores, at), scale), mul(load(scores, at + LANES), scale)
     c, d = mul(load(scores, other), scale), mul(load(scores, other + LANES), scale)
-    peak = max(peaks[row], max_lanes(maximum(maximum(a, b), maximum(c, d))))
-    shrink = np.float32(1.0)
-    if peak != peaks[row]:
-        shrink = np.float32(math.exp(peaks[row] - peak))
-    peaks[row], peaks[TILE + row] = peak, shrink
-    lanes = splat(peak)
+    highest = maximum(maximum(a, b), maximum(c, d))
+    if any_above(highest, lanes):
+        peak = max_lanes(highest)
+        lanes = splat(peak)
+        shrink = exp(sub(splat(peaks[row]), lanes))
+        peaks[row] = peak
+        store(totals, row * LANES, mul(load(totals, row * LANES), shrink))
+        for i in range(row * shape.head_dim, (row + 1) * shape.head_dim, LANES):
+            store(sums, i, mul(load(sums, i), shrink))
     a, b, c, d = exp(sub(a, lanes)), exp(sub(b, lanes)), exp(sub(c, lanes)), exp(sub(d, lanes))
     total = add(add(a, b), add(c, d))
-    store(totals, row * LANES, fma(load(totals, row * LANES), splat(shrink), total))
+    store(totals, row * LANES, add(load(totals, row * LANES), total))
     store(weights, row * KEYS, a)
     store(weights, row * KEYS + LANES, b)
     store(weights, row * KEYS + 2 * LANES, c)

@@ -41,8 +41,8 @@ _CACHE = _keep_code()
 
 def kernel(function: _Function) -> _Function:
     """Compiled at its first call, for the types it is called with. Division by zero and indices
-    are not checked."""
-    compiled: _Function = numba.njit(
-        nogil=True, error_model="numpy", boundscheck=False, cache=_CACHE
-    )(function)
+    are not checked. It may not allocate, and its arrays are borrowed: counting references to them
+    would cost an atomic operation for each array of each call, more than many a kernel."""
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
+    compiled: _Function = numba.njit(cache=_CACHE, **options)(function)
     return compiled

@@ -15,7 +15,7 @@ class ScratchPool:
         self._shape = shape
         self._dtype = np.uint16 if dtype is torch.bfloat16 else np.float32
         num_floats = max(
-            TILE * (shape.head_dim + 3 * PANEL + LANES + 2),
+            TILE * (shape.head_dim + 2 * PANEL + LANES + 1),
             shape.heads * (shape.head_dim + KEYS + 2),
         )
         # Rows of whole cache lines: threads write side by side.

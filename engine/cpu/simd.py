@@ -23,7 +23,9 @@ _Emit = Callable[..., Any]
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 V_F32, V_I16, V_I32 = (ir.VectorType(scalar, LANES) for scalar in (F32, I16, I32))
 
-HAS_BF16_DOT = bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
+_FEATURES = llvmlite.binding.get_host_cpu_features()
+_HAS_BF16_DOT = bool(_FEATURES.get("avx512bf16", False))
+_HAS_SCALEF = bool(_FEATURES.get("avx512f", False))
 
 
 class _BFloat(ir.types.Type):  # type: ignore[misc]
@@ -82,7 +84,7 @@ def broadcast(builder: Any, scalar: Any, vector_type: Any) -> Any:
 
 def multiply_pairs(builder: Any, sums: Any, x: Any, y: Any) -> Any:
     """sums + x0 y0 + x1 y1 of sixteen pairs of bfloat16, each pair one 32-bit lane."""
-    if HAS_BF16_DOT:
+    if _HAS_BF16_DOT:
         pairs = [builder.bitcast(operand, _V_BF16_PAIRS) for operand in (x, y)]
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", V_F32, [sums, *pairs])
     for half in (_low_half, _high_half):
@@ -206,8 +208,8 @@ def _emit_exp(builder: Any, x: Any) -> Any:
     def fma(a: Any, b: Any, c: Any) -> Any:
         return call(builder, "llvm.fma.v16f32", V_F32, [a, b, c])
 
-    bounded = call(builder, "llvm.minnum.v16f32", V_F32, [x, constant(V_F32, 88.0)])
-    bounded = call(builder, "llvm.maxnum.v16f32", V_F32, [bounded, constant(V_F32, -87.0)])
+    bounded = call(builder, "llvm.maxnum.v16f32", V_F32, [x, constant(V_F32, -110.0)])
+    bounded = call(builder, "llvm.minnum.v16f32", V_F32, [bounded, constant(V_F32, 88.0)])
     scaled = builder.fmul(bounded, constant(V_F32, 1.4426950408889634))
     turns = call(builder, "llvm.nearbyint.v16f32", V_F32, [scaled])
     rest = fma(turns, constant(V_F32, -0.693145751953125), bounded)
@@ -215,10 +217,19 @@ def _emit_exp(builder: Any, x: Any) -> Any:
     result = constant(V_F32, 1 / 720)
     for coefficient in (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
         result = fma(result, rest, constant(V_F32, coefficient))
-    exponent = builder.shl(builder.fptosi(turns, V_I32), constant(V_I32, 23))
-    result = builder.bitcast(builder.add(builder.bitcast(result, V_I32), exponent), V_F32)
-    is_zero = builder.fcmp_ordered("<", x, constant(V_F32, -87.0))
-    return builder.select(is_zero, constant(V_F32, 0.0), result)
+    return _scale_by_power(builder, result, turns)
+
+
+def _scale_by_power(builder: Any, x: Any, powers: Any) -> Any:
+    """x * 2 ** powers, whole numbers from -159 on; what would be subnormal may be 0."""
+    if _HAS_SCALEF:
+        every_lane, rounding = ir.Constant(I16, -1), ir.Constant(I32, 4)
+        args = [x, powers, constant(V_F32, 0.0), every_lane, rounding]
+        return call(builder, "llvm.x86.avx512.mask.scalef.ps.512", V_F32, args)
+    is_zero = builder.fcmp_ordered("<", powers, constant(V_F32, -125.0))
+    exponent = builder.shl(builder.fptosi(powers, V_I32), constant(V_I32, 23))
+    scaled = builder.bitcast(builder.add(builder.bitcast(x, V_I32), exponent), V_F32)
+    return builder.select(is_zero, constant(V_F32, 0.0), scaled)
 
 
 add = _operation(2, lambda builder, x, y: builder.fadd(x, y))
@@ -228,7 +239,18 @@ div = _operation(2, lambda builder, x, y: builder.fdiv(x, y))
 maximum = _operation(2, lambda b, x, y: call(b, "llvm.maxnum.v16f32", V_F32, [x, y]))
 fma = _operation(3, lambda b, x, y, z: call(b, "llvm.fma.v16f32", V_F32, [x, y, z]))
 exp = _operation(1, _emit_exp)
-"""Relative error about 2e-7; exactly 0 below -87."""
+"""Relative error about 2e-7; exactly 0 far below -87."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def any_above(typing: Any, x: Any, y: Any) -> Any:
+    """Whether some lane of x is greater than that of y."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes = builder.bitcast(builder.fcmp_ordered(">", *args), I16)
+        return builder.icmp_unsigned("!=", lanes, ir.Constant(I16, 0))
+
+    return types.boolean(vector, vector), emit
 
 
 def _reduction(combine: _Emit) -> Any:

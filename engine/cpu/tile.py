@@ -1,7 +1,7 @@
 """The matrix product in registers: a few rows times a panel of columns.
 
     rows     x[tile] [K / e][height][e]      e elements side by side: 2 bfloat16, or 1 float32
-             or, for `multiply_weights`, [height][64]
+             or, for `add_weighted`, [height][64]
     columns  w[panel] [K / e][32][e]
     result   [height][32] float32
 
@@ -41,10 +41,17 @@ _VECTORS = PANEL // LANES
 
 
 def _emit_product(
-    builder: Any, height: int, is_f32: bool, x: Any, strides: tuple[int, int], w: Any, count: Any
+    builder: Any,
+    is_f32: bool,
+    x: Any,
+    strides: tuple[int, int],
+    w: Any,
+    count: Any,
+    start: list[list[Any]],
 ) -> Any:
     """The loop over K; x, w point at the tile and the panel; strides of x from k to k and from row
-    to row, in groups of elements. Returns [height][2] sums."""
+    to row, in groups of elements. Returns [height][2] sums, which begin as `start`."""
+    height = len(start)
     element, loaded = (F32, V_F32) if is_f32 else (I32, V_I32)
     x = builder.bitcast(x, element.as_pointer())
     w = builder.bitcast(w, loaded.as_pointer())
@@ -76,28 +83,29 @@ def _emit_product(
         )
     following = builder.add(k, ir.Constant(I64, 1))
     k.add_incoming(following, loop)
+    for row_start, row_before in zip(start, sums, strict=True):
+        for first, total in zip(row_start, row_before, strict=True):
+            total.add_incoming(first, before)
     for row_before, row_after in zip(sums, after, strict=True):
         for total, result in zip(row_before, row_after, strict=True):
-            total.add_incoming(constant(V_F32, 0.0), before)
             total.add_incoming(result, loop)
     builder.cbranch(builder.icmp_signed("<", following, count), loop, end)
     builder.position_at_end(end)
     return after
 
 
-def _product_of(height: int, width: int | None = None) -> Any:
-    """The product of a row tile, or of [height][width] weights."""
+def _product_of(height: int) -> Any:
+    """Of a row tile."""
 
     def product(typing: Any, x: Any, x_at: Any, w: Any, w_at: Any, num_in: Any, out: Any) -> Any:
         is_f32 = x.dtype == types.float32
-        group = 1 if is_f32 else 2
-        strides = (height, 1) if width is None else (1, width // group)
 
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             x, w, out = (data_of(context, builder, signature.args[i], args[i]) for i in (0, 2, 5))
             x, w = builder.gep(x, [args[1]]), builder.gep(w, [args[3]])
-            count = builder.udiv(args[4], ir.Constant(I64, group))
-            sums = _emit_product(builder, height, is_f32, x, strides, w, count)
+            count = builder.udiv(args[4], ir.Constant(I64, 1 if is_f32 else 2))
+            start = [[constant(V_F32, 0.0)] * _VECTORS for _ in range(height)]
+            sums = _emit_product(builder, is_f32, x, (height, 1), w, count, start)
             at = builder.bitcast(out, V_F32.as_pointer())
             for index, lanes in enumerate(lanes for row in sums for lanes in row):
                 builder.store(lanes, builder.gep(at, [ir.Constant(I64, index)]), align=4)
@@ -109,11 +117,38 @@ def _product_of(height: int, width: int | None = None) -> Any:
     return intrinsic(product)
 
 
+def _weights_of(height: int) -> Any:
+    """Of [height][KEYS], added to rows that lie `stride` apart."""
+
+    def add_product(typing: Any, x: Any, w: Any, w_at: Any, sums: Any, at: Any, stride: Any) -> Any:
+        is_f32 = x.dtype == types.float32
+        group = 1 if is_f32 else 2
+
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            x, w, sums = (data_of(context, builder, signature.args[i], args[i]) for i in (0, 1, 3))
+            into, row_at = [], args[4]
+            for _ in range(height):
+                row = builder.bitcast(builder.gep(sums, [row_at]), V_F32.as_pointer())
+                into.append([builder.gep(row, [ir.Constant(I64, v)]) for v in range(_VECTORS)])
+                row_at = builder.add(row_at, args[5])
+            start = [[builder.load(at, align=4) for at in row] for row in into]
+            strides, count = (1, KEYS // group), ir.Constant(I64, KEYS // group)
+            w = builder.gep(w, [args[2]])
+            after = _emit_product(builder, is_f32, x, strides, w, count, start)
+            for row, ats in zip(after, into, strict=True):
+                for lanes, at in zip(row, ats, strict=True):
+                    builder.store(lanes, at, align=4)
+            return context.get_dummy_value()
+
+        index = types.intp
+        return types.void(x, w, index, sums, index, index), emit
+
+    return intrinsic(add_product)
+
+
 _HEIGHTS = (1, 2, 4, 8, 12)
 _product_1, _product_2, _product_4, _product_8, _product_12 = map(_product_of, _HEIGHTS)
-_weights_1, _weights_2, _weights_4, _weights_8, _weights_12 = (
-    _product_of(height, KEYS) for height in _HEIGHTS
-)
+_weights_1, _weights_2, _weights_4, _weights_8, _weights_12 = map(_weights_of, _HEIGHTS)
 
 
 @kernel
@@ -133,18 +168,21 @@ def multiply(height: int, x: Any, x_at: int, w: Any, w_at: int, num_in: int, out
 
 
 @kernel
-def multiply_weights(height: int, x: Any, w: Any, w_at: int, out: Any) -> None:
-    """out [height, 32] float32 = x [height, KEYS] times the panel of KEYS rows at w_at."""
+def add_weighted(
+    height: int, x: Any, w: Any, w_at: int, sums: Any, sums_at: int, stride: int
+) -> None:
+    """sums [height, stride][:, :32], from sums_at on, += x [height, KEYS] times the panel of KEYS
+    rows at w_at."""
     if height == 12:
-        _weights_12(x, 0, w, w_at, KEYS, out)
+        _weights_12(x, w, w_at, sums, sums_at, stride)
     elif height == 8:
-        _weights_8(x, 0, w, w_at, KEYS, out)
+        _weights_8(x, w, w_at, sums, sums_at, stride)
     elif height == 4:
-        _weights_4(x, 0, w, w_at, KEYS, out)
+        _weights_4(x, w, w_at, sums, sums_at, stride)
     elif height == 2:
-        _weights_2(x, 0, w, w_at, KEYS, out)
+        _weights_2(x, w, w_at, sums, sums_at, stride)
     else:
-        _weights_1(x, 0, w, w_at, KEYS, out)
+        _weights_1(x, w, w_at, sums, sums_at, stride)
 
 
 @kernel
