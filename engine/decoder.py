@@ -49,6 +49,9 @@ def load_decoder(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> Decoder:
     """Raises ModelError, for what cannot be read and for kernels that cannot run it."""
+    if config.num_threads is not None:
+        # Loading is torch's; threads beyond the cores would spin and wait for each other.
+        torch.set_num_threads(config.num_threads)
     kernels, reason = choose_kernels(config, model, dtype, device)
     logger.info("the model runs by %s%s", kernels, f": {reason}" if reason else "")
     if kernels == "numba":
