@@ -124,6 +124,7 @@ class PanelModel:
 
     def _compute(self, batch: BatchInput, kv: KVCache, run: _Run) -> ModelOutput:
         step = plan_step(batch, self._shape, self._inv_freq)
+        self._check(step, kv)
         elements = as_elements(kv.data).reshape(-1)
         cache = Cache(
             elements=elements,
@@ -144,6 +145,13 @@ class PanelModel:
             ),
             hidden.view(-1, self._shape.hidden),
         )
+
+    def _check(self, step: Step, kv: KVCache) -> None:
+        """What the kernels index with, for they look at no bounds."""
+        assert _are_within(step.input_ids, self._shape.vocab), step.input_ids
+        assert _are_within(step.block_tables, kv.num_blocks), step.block_tables
+        assert _are_within(step.slots, kv.num_blocks * kv.block_size), step.slots
+        assert step.seq_lens.max() <= step.block_tables.shape[1] * kv.block_size, step.seq_lens
 
     def _head(self, hidden: Tensor, run: _Run) -> Floats:
         """Of contiguous float32 rows on the host."""
@@ -196,6 +204,10 @@ def _run_head(
     thread: int,
 ) -> None:
     head(counters, thread, shape, weights, rows, hidden, tiles, logits, floats)
+
+
+def _are_within(indices: Ints, end: int) -> bool:
+    return 0 <= int(indices.min()) and int(indices.max()) < end
 
 
 def _in_order(layer: LayerWeights[Matrix]) -> tuple[Matrix, ...]:

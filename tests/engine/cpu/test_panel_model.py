@@ -174,6 +174,18 @@ def test_infinities_left_in_slots_do_no_harm(llama: PanelModel) -> None:
     assert dirty_driver.step([(seq, 1)]).isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("token_id", "computed", "block_id"), [(199, 0, 0), (-1, 0, 0), (0, 0, 4), (0, 4, 0)]
+)
+def test_nothing_is_read_out_of_bounds(
+    llama: PanelModel, token_id: int, computed: int, block_id: int
+) -> None:
+    kv = KVCache(llama.config, 4, 4, torch.float32, CPU)
+    row = BatchRow(np.array([token_id]), computed, np.array([block_id]), wants_logits=True)
+    with pytest.raises((AssertionError, IndexError)):
+        llama.forward(BatchInput.build([row], 4, CPU), kv)
+
+
 def test_unsupported_models_are_told_apart(tiny_llama: TinyModel, wide_llama: TinyModel) -> None:
     narrow, wide = (ModelConfig.from_folder(tiny.folder) for tiny in (tiny_llama, wide_llama))
     assert unsupported(narrow, torch.float32) == "head_dim is 8, not a multiple of 32"
