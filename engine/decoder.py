@@ -4,6 +4,7 @@
 * engine/cpu/ runs on CPU cores, by kernels of our own that Numba compiles.
 """
 
+import dataclasses
 import importlib.util
 import logging
 from collections.abc import Callable
@@ -63,6 +64,29 @@ def load_decoder(
         return _read(config, model, dtype, device, lambda reader: PanelModel.read(reader, team))
     weights = _read(config, model, dtype, device, ModelWeights.read)
     return Model(model, weights, num_threads=config.num_threads)
+
+
+def compile_kernels(model: ModelConfig) -> None:
+    """Has the machine's CPU kernels for this model's dtype on disk, so that workers start without
+    compiling each for itself: seconds, the first time. Nothing where they will not run."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if _why_not_numba(model, model.dtype, device):
+        return
+    from engine.cpu.model import PanelModel  # needs Numba
+    from engine.cpu.team import Team
+
+    tiny = dataclasses.replace(
+        model,
+        num_layers=1,
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=32,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=32,
+        windows=(None,),
+    )
+    PanelModel.read(random_reader(tiny, 0, model.dtype, device), Team(1))
 
 
 def _read(

