@@ -6,7 +6,8 @@
    (decode_server/handoff.py). If it lacks none, there is no ticket: the engine just runs.
 3. A lost transfer, or a prefill leg that the router gave up (`renew`), costs another ticket on
    this same stream. Memory pressure may take the room back: the leg waits for room again.
-4. COMMIT attaches the sequence to the batch; tokens flow until it finishes.
+4. COMMIT attaches the sequence to the batch, with all samples of the request, which fork from it
+   (engine/fork.py); tokens flow until the last finishes.
 
 However the call ends, leaving `run` drops the ticket and frees the blocks: the stream is the
 lease.
@@ -23,6 +24,7 @@ from engine.request import (
     EngineEvent,
     EngineRequest,
     FinishReason,
+    FirstToken,
     Leg,
     PrefixHit,
     PromptLogprobs,
@@ -60,7 +62,12 @@ class DecodeLeg:
     ) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._request = request
+        eos_token_ids = engine.engine.model_config.eos_token_ids
+        samples = request.each()
+        self._ended = [one.sample for one in samples if one.is_ended(eos_token_ids)]
+        live = [one for one in samples if one.sample not in self._ended]
+        self._num_live = len(live)
+        self._request = request.only(live) if live else request
         self._mailbox: Mailbox[EngineEvent | Committed | Lost] = Mailbox()
         self._handoff = Handoff(
             engine.engine,
@@ -73,19 +80,19 @@ class DecodeLeg:
         self._timings = pb.Timings()
         self._num_cached_tokens = 0
         self._num_tickets = 0
-        self._is_over = False
         self._turns_seen = -1
         self._ticket_ns = self._committed_ns = self._joined_ns = 0
 
     async def run(self, write: Callable[[pb.GenerateEvent], Awaitable[None]]) -> None:
         """Writes the events of the call. Raises EngineError."""
-        if self._request.is_ended(self._engine.engine.model_config.eos_token_ids):
+        for sample in self._ended:
             # The worker before us died between the end token and its `finished`.
-            await write(self._finished(FinishReason.STOP))
+            await write(self._finished(sample, FinishReason.STOP))
+        if not self._num_live:
             return
         with self._engine.open(self._request, self._mailbox.put):
             try:
-                while not self._is_over:
+                while self._num_live:
                     item = await self._mailbox.next(HEARTBEAT_S)
                     for event in self._react(item):
                         await write(event)
@@ -174,21 +181,27 @@ class DecodeLeg:
         self._handoff.ticket = None
         self._committed_ns = time.monotonic_ns()
         commit = pb.Commit.FromString(verdict.commit)
-        token_id, logprobs = None, None
-        if commit.first_tokens:
-            first = commit.first_tokens[0]
-            token_id = first.token_id
-            logprobs = token_logprobs(first.logprobs) if first.HasField("logprobs") else None
         if self._num_tickets == 1:  # a later leg may hit what an earlier one has computed for us
             hits = [first.num_cached_tokens for first in commit.first_tokens]
             self._num_cached_tokens = max(self._num_cached_tokens, *hits, 0)
-        self._engine.engine.attach(self._request.request_id, token_id, logprobs)
+        self._attach({first.sample: _first_token(first) for first in commit.first_tokens})
         self._timings.install_ns = self._handoff.install_ns
         self._timings.kv_nbytes += verdict.report.nbytes
         self._timings.kv_frames += verdict.report.frames
         self._metrics.observe_installed(
             self._committed_ns - self._ticket_ns, self._handoff.install_ns
         )
+
+    def _attach(self, first_tokens: dict[int, FirstToken]) -> None:
+        """With the token 0 of each sample; without all of them, this engine samples its own."""
+        samples = [one.sample for one in self._request.each()]
+        name = self._request.request_id
+        if all(sample in first_tokens for sample in samples):
+            first, *others = samples
+            rest = {sample: first_tokens[sample] for sample in others}
+            self._engine.engine.attach(name, *first_tokens[first], rest)
+        else:
+            self._engine.engine.attach(name, None)
 
     def _on_lost(self, verdict: Lost) -> list[pb.GenerateEvent]:
         if not self._handoff.is_current(verdict):
@@ -206,7 +219,7 @@ class DecodeLeg:
         events = [
             pb.GenerateEvent(
                 tokens=pb.Tokens(
-                    sample=self._request.sample,
+                    sample=tokens.sample,
                     first_index=tokens.first_index,
                     token_ids=tokens.token_ids,
                     num_cached_tokens=0 if tokens.first_index else self._num_cached_tokens,
@@ -215,9 +228,9 @@ class DecodeLeg:
             )
         ]
         if tokens.finish_reason is not None:
-            self._is_over = True
+            self._num_live -= 1
             self._timings.decode_ns = time.monotonic_ns() - self._joined_ns
-            events.append(self._finished(tokens.finish_reason))
+            events.append(self._finished(tokens.sample, tokens.finish_reason))
         return events
 
     def _prompt_logprobs(self, told: PromptLogprobs) -> pb.GenerateEvent:
@@ -225,8 +238,11 @@ class DecodeLeg:
         message = pb.PromptLogprobs(first_index=told.first_index, logprobs=entries)
         return pb.GenerateEvent(prompt_logprobs=message)
 
-    def _finished(self, reason: FinishReason) -> pb.GenerateEvent:
-        finished = pb.Finished(
-            sample=self._request.sample, reason=_FINISH_REASONS[reason], timings=self._timings
-        )
+    def _finished(self, sample: int, reason: FinishReason) -> pb.GenerateEvent:
+        finished = pb.Finished(sample=sample, reason=_FINISH_REASONS[reason], timings=self._timings)
         return pb.GenerateEvent(finished=finished)
+
+
+def _first_token(message: pb.FirstToken) -> FirstToken:
+    has_logprobs = message.HasField("logprobs")
+    return FirstToken(message.token_id, token_logprobs(message.logprobs) if has_logprobs else None)

@@ -26,8 +26,8 @@ T = TypeVar("T")
 class Mailbox(Generic[T]):
     """What one request hears, in order, from its engine and from whoever else its service asks.
 
-    Output tokens that nobody has read yet coalesce into one event, so that a slow reader costs
-    one event of at most `max_tokens` token ids and never a growing queue. Loop thread only.
+    Output tokens that nobody has read yet coalesce into one event a sample, so that a slow reader
+    costs one event of at most `max_tokens` token ids and never a growing queue. Loop thread only.
     """
 
     def __init__(self) -> None:
@@ -35,12 +35,20 @@ class Mailbox(Generic[T]):
         self._arrived = asyncio.Event()
 
     def put(self, item: T) -> None:
-        last = self._items[-1] if self._items else None
-        if isinstance(item, TokensOut) and isinstance(last, TokensOut):
-            self._items[-1] = cast(T, _joined(last, item))
-        else:
+        if not (isinstance(item, TokensOut) and self._join(item)):
             self._items.append(item)
         self._arrived.set()
+
+    def _join(self, item: TokensOut) -> bool:
+        """To earlier tokens of its sample, if nothing but tokens came since."""
+        for index in range(len(self._items) - 1, -1, -1):
+            earlier = self._items[index]
+            if not isinstance(earlier, TokensOut):
+                return False
+            if earlier.sample == item.sample:
+                self._items[index] = cast(T, _joined(earlier, item))
+                return True
+        return False
 
     async def next(self, timeout_s: float) -> T | None:
         """The next item, or None when none came in time."""
@@ -62,6 +70,7 @@ def _joined(earlier: TokensOut, later: TokensOut) -> TokensOut:
         token_ids=earlier.token_ids + later.token_ids,
         finish_reason=later.finish_reason,
         logprobs=earlier.logprobs + later.logprobs,
+        sample=later.sample,
     )
 
 

@@ -7,6 +7,7 @@ Ids, counts and hashes only: no tensors, no sequences, no clock. Engine thread o
                       promised ──withdraw──▶ free
     held ──leave_in_flight──▶ in flight ──land──▶ free or cached   a copy is under way
     cached ──share──▶ held      another sequence has the same prefix
+    held ──fork──▶ held         another sample of the same prompt; shared, whatever its hash
     cached ──(take, redeem)──▶ held     evicted, the least recently used first, when none is free
 
 A block that several sequences hold is held once; it is free or cached when the last lets go. So
@@ -153,6 +154,12 @@ class BlockPool:
         for block_id in block_ids:
             assert self._hashes[block_id] is not None, block_id
             self._evictable.pop(block_id, None)
+            self._add_reference(block_id)
+
+    def fork(self, block_ids: Iterable[BlockId]) -> None:
+        """Another sequence holds these too, as somebody does already; it will only read them."""
+        for block_id in block_ids:
+            assert self._num_refs[block_id] > 0, block_id
             self._add_reference(block_id)
 
     # ── books ──

@@ -6,7 +6,13 @@ everything that ever will have entered: no command is forgotten.
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from engine.errors import EngineError
+
+T = TypeVar("T")
 
 Command = Callable[[], None]
 
@@ -41,3 +47,16 @@ class CommandQueue:
         for _ in range(self._commands.qsize()):  # what has come by now: a turn must end
             self._commands.get_nowait()()
         return True
+
+
+def answer(future: Future[T], question: Callable[[], T]) -> None:
+    """A command that asks: `future` has what comes of `question`; a bug is raised too."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(question())
+    except EngineError as error:
+        future.set_exception(error)
+    except Exception as error:
+        future.set_exception(error)
+        raise

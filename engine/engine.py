@@ -6,7 +6,8 @@
 4. `stop` ends it; `failure` tells whether it ended by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from engine.block_pool import BlockPool
 from engine.config import ModelConfig
@@ -21,7 +22,7 @@ from engine.kv_copier import KVCopier
 from engine.kv_swapper import KVSwapper
 from engine.model_runner import ModelRunner
 from engine.prefix_cache import PrefixCache
-from engine.request import EngineEvent, RequestId, TokenLogprobs
+from engine.request import EngineEvent, FirstToken, RequestId, TokenLogprobs
 from engine.scheduler import Scheduler
 from runtime.grammar import Vocabulary
 
@@ -80,12 +81,14 @@ class Engine(EngineLoop):
         request_id: RequestId,
         first_token_id: int | None,
         logprobs: TokenLogprobs | None = None,
+        others: Mapping[int, FirstToken] = MappingProxyType({}),
     ) -> None:
         """See EngineLoop.attach. Raises InvalidRequest for a token the model does not know: it
         comes from a peer, and would break the device."""
-        if first_token_id is not None and not 0 <= first_token_id < self.model_config.vocab_size:
-            raise InvalidRequest(f"first token {first_token_id} is not in the vocabulary")
-        super().attach(request_id, first_token_id, logprobs)
+        for token_id in (first_token_id, *(first.token_id for first in others.values())):
+            if token_id is not None and not 0 <= token_id < self.model_config.vocab_size:
+                raise InvalidRequest(f"first token {token_id} is not in the vocabulary")
+        super().attach(request_id, first_token_id, logprobs, others)
 
     def stop(self) -> None:
         """See EngineLoop.stop; completes the copies under way."""

@@ -16,31 +16,37 @@ EngineStopped, and the thread ends.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import TypeVar
+from types import MappingProxyType
 
-from engine.command_queue import CommandQueue
+from engine.command_queue import CommandQueue, answer
 from engine.errors import EngineError, EngineStopped, InvalidRequest, OutOfDeviceMemory
+from engine.fork import sequences
 from engine.grammars import Grammars
 from engine.kv_lease import KVLease
 from engine.kv_swapper import SwapCopies, Swapper
 from engine.model_runner import Runner
-from engine.request import EngineEvent, EngineRequest, RequestFailed, RequestId, TokenLogprobs
+from engine.request import (
+    EngineEvent,
+    EngineRequest,
+    FirstToken,
+    RequestFailed,
+    RequestId,
+    TokenLogprobs,
+)
 from engine.sample_grammar import SampleGrammar
-from engine.scheduled_batch import ScheduledBatch, StepOutput, take_out
+from engine.scheduled_batch import ScheduledBatch, StepOutput, stuck_grammars, take_out
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats, StepCounters
-from engine.step_events import events_after_step, events_before_step, token_out
+from engine.step_events import events_after_attach, events_after_step, events_before_step
 from engine.step_meter import StepMeter
 from engine.thread_priority import lower_priority
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 HEARTBEAT_S = 0.5
 STOP_TIMEOUT_S = 30.0
@@ -117,14 +123,14 @@ class EngineLoop:
         self._scheduler.check_fits(request)
         self._grammars.check_served(request)
         now_ns = time.monotonic_ns()
-        seq = Sequence(
-            request, next(self._arrivals), self.max_model_len, self._eos_token_ids, now_ns
-        )
+        seq = sequences(request, self._arrivals, self.max_model_len, self._eos_token_ids, now_ns)
+        samples = [seq, *seq.forks]
         queued: Future[None] = Future()
-        if not self._commands.post(partial(_answer, queued, partial(self._scheduler.add, seq))):
+        if not self._commands.post(partial(answer, queued, partial(self._scheduler.add, seq))):
             raise EngineStopped("the engine has stopped")
-        if seq.awaits_grammar:
-            self._grammars.prepare(request, partial(self._post_grammar, seq))
+        for sample in samples:
+            if sample.awaits_grammar:
+                self._grammars.prepare(sample.request, partial(self._post_grammar, sample))
         return queued
 
     def abort(self, request_id: RequestId) -> None:
@@ -147,14 +153,17 @@ class EngineLoop:
         request_id: RequestId,
         first_token_id: int | None,
         logprobs: TokenLogprobs | None = None,
+        others: Mapping[int, FirstToken] = MappingProxyType({}),
     ) -> None:
         """`Leg.DECODE`, claimed: all KV of the prompt is in its blocks. It joins the next batch,
-        or has finished with that token; tells TokensOut of it. See `Scheduler.attach`."""
-        self._commands.post(partial(self._on_attach, request_id, first_token_id, logprobs))
+        or has finished with that token; tells TokensOut of it. `others`: of the other samples, by
+        sample. See `Scheduler.attach`."""
+        first = None if first_token_id is None else FirstToken(first_token_id, logprobs)
+        self._commands.post(partial(self._on_attach, request_id, first, others))
 
     def _ask(self, question: Callable[[], KVLease]) -> Future[KVLease]:
         future: Future[KVLease] = Future()
-        if not self._commands.post(partial(_answer, future, question)):
+        if not self._commands.post(partial(answer, future, question)):
             future.set_exception(EngineStopped("the engine has stopped"))
         return future
 
@@ -214,6 +223,7 @@ class EngineLoop:
         output = self._fail_stuck(batch, output)
         work = batch.work()
         computed = self._scheduler.update(batch, output.token_ids)
+        self._copy_blocks()
         self._counters.count(computed)
         self._events += events_after_step(computed, output, time.monotonic_ns())
         self._meter.end(work, is_waited_for=bool(output.token_ids or output.prompt_logprobs))
@@ -226,16 +236,25 @@ class EngineLoop:
             self.on_events(events)
 
     def _on_attach(
-        self, request_id: RequestId, first_token_id: int | None, logprobs: TokenLogprobs | None
+        self, request_id: RequestId, first: FirstToken | None, others: Mapping[int, FirstToken]
     ) -> None:
-        seq = self._scheduler.attach(request_id, first_token_id)
+        samples = self._scheduler.samples(request_id)
+        lease = samples[0].lease if samples else None
+        first_token_id = None if first is None else first.token_id
+        token_ids = {sample: token.token_id for sample, token in others.items()}
+        seq = self._scheduler.attach(request_id, first_token_id, token_ids)
         if seq is None:
             return
         self._counters.count_attached(seq)
-        if seq.lease is not None:
-            self._runner.wait_for_copies(seq.lease)
-        if first_token_id is not None and not seq.request.output_token_ids:
-            self._events.append(token_out(seq, first_token_id, logprobs))
+        if lease is not None:
+            self._runner.wait_for_copies(lease)
+        self._copy_blocks()
+        if first is not None:
+            self._events += events_after_attach(samples, first, others)
+
+    def _copy_blocks(self) -> None:
+        if copies := self._scheduler.take_copies():
+            self._runner.copy_blocks(copies)
 
     def _on_grammar(self, seq: Sequence, outcome: SampleGrammar | EngineError) -> None:
         if isinstance(outcome, SampleGrammar):
@@ -245,10 +264,8 @@ class EngineLoop:
 
     def _fail_stuck(self, batch: ScheduledBatch, output: StepOutput) -> StepOutput:
         """Fails those whose grammar allowed no token; what is left of batch and output."""
-        stuck = {seq: seq.grammar.failure for seq in batch.seqs if seq.grammar is not None}
-        stuck = {seq: failure for seq, failure in stuck.items() if failure is not None}
-        if stuck:
-            output = take_out(batch, output, stuck)
+        if stuck := stuck_grammars(batch):
+            output = take_out(batch, output, {seq.request_id for seq in stuck})
         for seq, failure in stuck.items():
             self._fail([seq], str(failure), is_refusal=True)
         return output
@@ -274,24 +291,10 @@ class EngineLoop:
             return True
 
     def _fail(self, seqs: Iterable[Sequence], reason: str, *, is_refusal: bool = False) -> None:
-        """All hear of it before the first is touched: the scheduler itself may be what failed."""
+        """All hear of it before the first is touched: the scheduler itself may be what failed. A
+        request fails with any of its samples."""
         failed = list(seqs)
-        self._events += [
-            RequestFailed(seq.request_id, reason, is_refusal)
-            for seq in failed
-            if seq.finish_reason is None
-        ]
+        unfinished = dict.fromkeys(s.request_id for s in failed if s.finish_reason is None)
+        self._events += [RequestFailed(name, reason, is_refusal) for name in unfinished]
         for seq in failed:
             self._scheduler.abort(seq.request_id)
-
-
-def _answer(future: Future[T], question: Callable[[], T]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(question())
-    except EngineError as error:
-        future.set_exception(error)
-    except Exception as error:
-        future.set_exception(error)
-        raise

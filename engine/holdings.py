@@ -9,7 +9,8 @@ stay of a sequence:
    promises the rest, which `claim` redeems. Either way computing begins behind the prefix, and what
    is referenced cannot be evicted before the rest has come.
 3. `name_computed` lets others find the blocks that are whole.
-4. `release` lets go of all of it. Blocks with copies under way are in flight until `drained`.
+4. `fork` gives another sample of the prompt its own table, as was promised when the first came in.
+5. `release` lets go of all of it. Blocks with copies under way are in flight until `drained`.
 """
 
 from collections.abc import Callable, Collection
@@ -19,6 +20,7 @@ from engine.block_pool import BlockPool
 from engine.kv_lease import KVLease
 from engine.prefix_cache import PrefixCache
 from engine.request import BlockId
+from engine.scheduled_batch import BlockCopy
 from engine.sequence import Sequence
 
 
@@ -48,8 +50,9 @@ class Holdings:
         return min(need + 1, self._pool.blocks_for(seq.max_num_tokens))
 
     def cost(self, seq: Sequence, hits: Collection[BlockId]) -> int:
-        """What its coming in takes from `available`."""
-        return self.num_needed(seq) - len(hits) + self._pool.num_evictable(hits)
+        """What its coming in takes from `available`, with what those need that fork from it."""
+        forks = sum(map(self._num_own, seq.forks))
+        return self.num_needed(seq) + forks - len(hits) + self._pool.num_evictable(hits)
 
     def admit(self, seq: Sequence, hits: list[BlockId]) -> None:
         """Blocks for all present tokens."""
@@ -74,6 +77,21 @@ class Holdings:
             seq.lease = KVLease(seq.request_id, seq.block_table, self.on_drained)
         return seq.lease
 
+    def fork(self, leader: Sequence, fork: Sequence) -> BlockCopy | None:
+        """`fork` shares the whole blocks of its first `num_forked_tokens` and has what was promised
+        for the rest. Returns the copy that gives it the tail of those tokens, if there is one:
+        to be done before anybody writes into either block."""
+        num_shared, tail = divmod(fork.num_forked_tokens, self._pool.block_size)
+        shared = leader.block_table[:num_shared]
+        self._pool.fork(shared)
+        own = self._pool.redeem(fork.num_promised_blocks)
+        fork.num_promised_blocks = 0
+        fork.block_table.extend(shared + own)
+        fork.block_hashes = leader.block_hashes[:num_shared]
+        fork.num_named_blocks = num_shared
+        fork.num_computed_tokens = fork.num_forked_tokens
+        return BlockCopy(leader.block_table[num_shared], own[0]) if tail else None
+
     def grow(self, seq: Sequence) -> None:
         seq.block_table.extend(self._pool.take(1))
 
@@ -83,8 +101,9 @@ class Holdings:
 
     def release(self, seq: Sequence) -> None:
         """The one way out: gives back blocks and promise."""
-        self._pool.withdraw(seq.num_promised_blocks)
-        seq.num_promised_blocks = 0
+        for promised in (seq, *seq.forks):
+            self._pool.withdraw(promised.num_promised_blocks)
+            promised.num_promised_blocks = 0
         lease, seq.lease = seq.lease, None
         block_ids = seq.drop_blocks()
         if lease is None or lease.close():
@@ -109,9 +128,18 @@ class Holdings:
         assert ledger.promised == sum(seq.num_promised_blocks for seq in seqs), ledger
         assert ledger.in_flight == len(leaving - held), ledger
 
+    def _num_own(self, fork: Sequence) -> int:
+        """Blocks that one that is to fork needs beside those it will share."""
+        if fork.is_prefill_leg:  # it only draws its first token
+            return 0
+        return self.num_needed(fork) - fork.num_forked_tokens // self._pool.block_size
+
     def _begin(self, seq: Sequence, hits: list[BlockId]) -> None:
         assert not seq.block_table, seq.request_id
         self._pool.share(hits)
         seq.block_table.extend(hits)
         seq.num_named_blocks = len(hits)
         seq.num_cached_tokens = seq.num_computed_tokens = len(hits) * self._pool.block_size
+        for fork in seq.forks:
+            fork.num_promised_blocks = self._num_own(fork)
+            self._pool.promise(fork.num_promised_blocks)

@@ -69,6 +69,13 @@ class KVCache:
         slots[0].index_copy_(0, slot_mapping, k)
         slots[1].index_copy_(0, slot_mapping, v)
 
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Whole blocks (source, target) within the pool; targets differ, and none is a source."""
+        sources, targets = zip(*copies, strict=True)
+        into = torch.tensor(targets, device=self.device)
+        whole = self.data.index_select(2, torch.tensor(sources, device=self.device))
+        self.data.index_copy_(2, into, whole)
+
     def payload_nbytes(self, part: KVRange) -> int:
         heads = part.num_heads * self.data.shape[-1] * self.data.itemsize
         return part.num_layers * 2 * part.num_tokens * heads

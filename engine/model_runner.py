@@ -24,7 +24,7 @@ from engine.logit_rules import Words
 from engine.logprobs import StepLogprobs
 from engine.prompt_logprobs import PromptLogprobsRows
 from engine.sampler import SampleRow, sample_tokens
-from engine.scheduled_batch import StepOutput
+from engine.scheduled_batch import BlockCopy, StepOutput, sampling
 from engine.sequence import Sequence
 
 
@@ -41,6 +41,9 @@ class Runner(Protocol):
     def run(self, seqs: list[Sequence]) -> StepOutput:
         """Computes the scheduled tokens; a token for each that samples, in order. Raises
         OutOfDeviceMemory; any other exception means that the device or the code is broken."""
+
+    def copy_blocks(self, copies: list[BlockCopy]) -> None:
+        """Behind what was run and waited for, before what comes: no target is a source."""
 
     def wait_for_copies(self, lease: KVLease) -> None:
         """What was copied under `lease` is seen by the next `run`."""
@@ -77,18 +80,20 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run(self, seqs: list[Sequence]) -> StepOutput:
-        sampling = [seq for seq in seqs if seq.samples_next]
-        masks = self._begin_masks(sampling)
+        drawn = sampling(seqs)
+        masks = self._begin_masks(drawn)
         batch = BatchInput.build(
             [_batch_row(seq) for seq in seqs], self._kv_cache.block_size, self._device
         )
         logits, hidden = self._model.forward(batch, self._kv_cache)
         self._copier.record_compute()
         told = PromptLogprobsRows(seqs)
-        if not sampling and not told.num_rows:
+        if not drawn and not told.num_rows:
             return StepOutput([])
+        if len(drawn) > len(logits):
+            logits = logits[_logits_rows(seqs)]
         words = iter(masks.result() if masks is not None else ())
-        rows = [_sample_row(seq, next(words) if seq.grammar else None) for seq in sampling]
+        rows = [_sample_row(seq, next(words) if seq.grammar else None) for seq in drawn]
         logprobs = StepLogprobs(logits, [row.params.num_logprobs for row in rows])
         packed = logprobs.pack(sample_tokens(logits, rows))
         if told.num_rows:
@@ -98,14 +103,18 @@ class ModelRunner:
         token_ids = own[: len(rows)].tolist()  # host memory
         return StepOutput(token_ids, logprobs.unpack(own), told.unpack(prompts))
 
-    def _begin_masks(self, sampling: list[Sequence]) -> MaskFill | None:
+    def _begin_masks(self, drawn: list[Sequence]) -> MaskFill | None:
         """They are filled while the model runs."""
         constrained = [
             (seq.grammar, seq.output_token_ids()[seq.grammar.num_taken :].tolist())  # host memory
-            for seq in sampling
+            for seq in drawn
             if seq.grammar is not None
         ]
         return self._grammars.begin(constrained) if constrained else None
+
+    def copy_blocks(self, copies: list[BlockCopy]) -> None:
+        self._kv_cache.copy_blocks(copies)
+        self._copier.record_compute()  # what is copied from now on comes behind it
 
     def wait_for_copies(self, lease: KVLease) -> None:
         self._copier.wait_scatters(lease)
@@ -122,6 +131,12 @@ def _batch_row(seq: Sequence) -> BatchRow:
         prompt_rows=prompt_rows,
         next_token_ids=seq.token_ids[first : first + len(prompt_rows)],
     )
+
+
+def _logits_rows(seqs: list[Sequence]) -> list[int]:
+    """Row of the logits for each that takes a token: samples that fork share one."""
+    sizes = [len(seq.drawn) for seq in seqs if seq.samples_next]
+    return [row for row, size in enumerate(sizes) for _ in range(size)]
 
 
 def _sample_row(seq: Sequence, words: Words | None) -> SampleRow:

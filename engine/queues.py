@@ -6,6 +6,7 @@ write it, so the two cannot disagree.
 
 from bisect import insort
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from engine.prefill_order import PrefillOrder
 from engine.sequence import Sequence, Status
@@ -44,7 +45,8 @@ class Queues:
 
     @property
     def num_slots_taken(self) -> int:
-        return len(self.running) + len(self.awaiting_kv) + len(self.swapping_in)
+        held = chain(self.running, self.awaiting_kv, self.swapping_in)
+        return sum(seq.num_slots for seq in held)
 
     @property
     def num_growing(self) -> int:

@@ -4,7 +4,8 @@ Knows token ids only: no text, no network, no tensors. A service submits an `Eng
 engine answers with `EngineEvent`s, all events of one step in one call.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, NewType
 
@@ -15,6 +16,10 @@ BlockId = NewType("BlockId", int)
 
 MAX_TOP_LOGPROBS = 20
 """Likeliest tokens told of a position, at most; as in OpenAI's API."""
+
+
+MAX_SAMPLES = 128
+"""Of one prompt, at most."""
 
 
 class Leg(Enum):
@@ -99,9 +104,25 @@ class SamplingParams:
         return not self.ignore_eos or bool(self.grammar)
 
 
+class SampleStart(NamedTuple):
+    """A sample beside the first."""
+
+    sample: int
+    output_token_ids: tuple[int, ...] = ()
+    """As `EngineRequest` has it."""
+
+
+class FirstToken(NamedTuple):
+    """Token 0 of a sample, which another engine has sampled."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sample of a request, as an engine takes it."""
+    """A request as an engine takes it: one sample, or several of one prompt, which is computed or
+    received once (engine/fork.py)."""
 
     request_id: RequestId
     leg: Leg
@@ -113,14 +134,39 @@ class EngineRequest:
     """Sample index, for the sampling counter."""
     cache_salt: str = ""
     """Requests with different salts never share cached KV."""
+    siblings: tuple[SampleStart, ...] = ()
+    """The other samples, if several are wanted."""
+
+    @property
+    def num_samples(self) -> int:
+        return 1 + len(self.siblings)
+
+    def each(self) -> tuple["EngineRequest", ...]:
+        """Its samples, each as a request of one. What is told of the prompt is told once."""
+        alone = replace(self, siblings=())
+        if not self.siblings:
+            return (alone,)
+        sampling = replace(self.sampling, num_prompt_logprobs=0)
+        others = (
+            replace(alone, sampling=sampling, sample=sample, output_token_ids=outputs)
+            for sample, outputs in self.siblings
+        )
+        return (alone, *others)
+
+    def only(self, samples: Sequence["EngineRequest"]) -> "EngineRequest":
+        """Of `each`, some but not none, as one request."""
+        first, *others = samples
+        siblings = tuple(SampleStart(one.sample, one.output_token_ids) for one in others)
+        return replace(first, sampling=self.sampling, siblings=siblings)
+
+    def end_token_ids(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
+        """Any of them ends a sample."""
+        ends = self.sampling.stop_token_ids
+        return ends | eos_token_ids if self.sampling.ends_at_eos else ends
 
     def is_ended(self, eos_token_ids: frozenset[int]) -> bool:
-        """The last delivered token ended the sample; only its `finish_reason` was not delivered."""
-        last = self.output_token_ids[-1:]
-        ends = self.sampling.stop_token_ids
-        if self.sampling.ends_at_eos:
-            ends |= eos_token_ids
-        return not ends.isdisjoint(last)
+        """The last delivered token ended its (first) sample; only `finish_reason` was not told."""
+        return not self.end_token_ids(eos_token_ids).isdisjoint(self.output_token_ids[-1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +217,9 @@ class ChunkComputed:
 
 @dataclass(frozen=True, slots=True)
 class TokensOut:
-    """Output tokens, contiguous from `first_index`; the last event if `finish_reason` is set
-    (blocks of a `Leg.PREFILL` request stay until `Engine.abort`)."""
+    """Output tokens of a sample, contiguous from `first_index`; its last ones if `finish_reason` is
+    set, and the request's last event if all other samples have ended (blocks of a `Leg.PREFILL`
+    request stay until `Engine.abort`)."""
 
     request_id: RequestId
     first_index: int
@@ -180,6 +227,7 @@ class TokensOut:
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token, if asked for."""
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,16 @@ what a peer may ask of an engine.
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Protocol
 
 from engine.errors import InvalidRequest
 from engine.request import (
+    MAX_SAMPLES,
     MAX_TOP_LOGPROBS,
     EngineRequest,
     Leg,
     RequestId,
+    SampleStart,
     SamplingParams,
     TokenLogprobs,
 )
@@ -82,6 +83,8 @@ class LogprobsMessage(Protocol):
 class SampleMessage(Protocol):
     """serving.proto: Sample."""
 
+    is_finished: bool
+
     @property
     def output_token_ids(self) -> Iterable[int]: ...
 
@@ -118,24 +121,43 @@ def engine_request(
 
     Raises InvalidRequest with a text that a user can read.
     """
-    if len(message.samples) != 1:
-        raise InvalidRequest(f"{len(message.samples)} samples; one is supported")
     prompt = tuple(message.prompt_token_ids)
-    outputs = tuple(message.samples[0].output_token_ids)
     sampling = _sampling_params(message.sampling, vocab_size)
     if not prompt:
         raise InvalidRequest("the prompt has no tokens")
-    _check_ids(chain(prompt, outputs), vocab_size)
-    if len(outputs) >= sampling.max_tokens:
-        raise InvalidRequest(f"{len(outputs)} of max_tokens {sampling.max_tokens} are delivered")
+    _check_ids(prompt, vocab_size)
+    first, *others = _samples(message, leg, sampling, vocab_size)
     return EngineRequest(
         request_id=request_id,
         leg=leg,
         prompt_token_ids=prompt,
         sampling=sampling,
-        output_token_ids=outputs,
+        output_token_ids=first.output_token_ids,
+        sample=first.sample,
         cache_salt=message.cache_salt,
+        siblings=tuple(others),
     )
+
+
+def _samples(
+    message: RequestMessage, leg: Leg, sampling: SamplingParams, vocab_size: int
+) -> list[SampleStart]:
+    """Those to be run, at least one. Where outputs were delivered a prefill leg samples nothing:
+    one of those stands for all."""
+    if len(message.samples) > MAX_SAMPLES:
+        raise InvalidRequest(f"{len(message.samples)} samples; at most {MAX_SAMPLES} are served")
+    starts = [
+        SampleStart(index, _check_ids(sample.output_token_ids, vocab_size))
+        for index, sample in enumerate(message.samples)
+        if not sample.is_finished
+    ]
+    if not starts:
+        raise InvalidRequest("there is no sample to run")
+    resumed = [start for start in starts if start.output_token_ids]
+    longest = max(len(start.output_token_ids) for start in starts)
+    if longest >= sampling.max_tokens:
+        raise InvalidRequest(f"{longest} of max_tokens {sampling.max_tokens} are delivered")
+    return resumed[:1] if resumed and leg is Leg.PREFILL else starts
 
 
 def _sampling_params(message: SamplingMessage, vocab_size: int) -> SamplingParams:

@@ -1,12 +1,12 @@
 """What passes between the scheduler and the step: `ScheduledBatch` in, `Computed` out."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple
 
 from engine.kv_lease import KVLease
-from engine.request import PromptLogprobs, TokenLogprobs
+from engine.request import BlockId, PromptLogprobs, RequestId, TokenLogprobs
 from engine.sequence import Sequence
 from engine.step_cost import StepWork, sequence_work
 from engine.swap_space import Swap
@@ -24,6 +24,13 @@ class SwapIn:
     @property
     def num_tokens(self) -> int:
         return self.swap.num_tokens - self.first_token
+
+
+class BlockCopy(NamedTuple):
+    """Within the pool, all layers and heads."""
+
+    source: BlockId
+    target: BlockId
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +62,33 @@ class StepOutput:
     """What the tensor side answers to a step."""
 
     token_ids: list[int]
-    """One for each sequence that samples, in batch order."""
+    """One for each sequence that samples, in batch order; see `sampling`."""
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     """One for each token, None where none was asked for; or empty: nobody asked."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     """Of sequences that computed prompt tokens and want them told."""
 
 
-def take_out(batch: ScheduledBatch, output: StepOutput, gone: Container[Sequence]) -> StepOutput:
-    """`output` without what belongs to `gone`, which leave the batch."""
-    sampled = [seq for seq in batch.seqs if seq.samples_next]
-    batch.seqs[:] = [seq for seq in batch.seqs if seq not in gone]
-    keeps = [seq not in gone for seq in sampled]
+def sampling(seqs: Iterable[Sequence]) -> list[Sequence]:
+    """Those that take a token from this step's logits, in order: samples that fork now do so
+    behind the one that has computed their prompt."""
+    return [drawn for seq in seqs if seq.samples_next for drawn in seq.drawn]
+
+
+def stuck_grammars(batch: ScheduledBatch) -> dict[Sequence, str]:
+    """Those that were sampled from and whose grammar allowed no token, and why."""
+    grammars = ((seq, seq.grammar) for seq in sampling(batch.seqs))
+    return {seq: g.failure for seq, g in grammars if g is not None and g.failure is not None}
+
+
+def take_out(batch: ScheduledBatch, output: StepOutput, gone: Container[RequestId]) -> StepOutput:
+    """`output` without what belongs to the requests of `gone`, which leave the batch."""
+    keeps = [seq.request_id not in gone for seq in sampling(batch.seqs)]
+    batch.seqs[:] = [seq for seq in batch.seqs if seq.request_id not in gone]
     return StepOutput(
-        list(compress(output.token_ids, keeps)), list(compress(output.logprobs, keeps))
+        list(compress(output.token_ids, keeps)),
+        list(compress(output.logprobs, keeps)),
+        [told for told in output.prompt_logprobs if told.request_id not in gone],
     )
 
 
@@ -78,6 +98,6 @@ class Computed(NamedTuple):
     seq: Sequence
     first_position: int
     num_tokens: int
-    """Tokens computed, from `first_position` on."""
+    """Tokens computed, from `first_position` on; none for a sample that forks."""
     token_id: int | None
     """The token sampled, if any; already in `seq`."""

@@ -22,10 +22,19 @@ the oldest always progresses; prefill legs never give way, for others copy out o
 What a victim had computed is kept in host memory if that costs less than computing it again
 (engine/swap_space.py); it comes back into new blocks before the sequence runs.
 Whoever finds nobody to give way keeps what it has and waits for another step.
+
+Several samples of a request come in as one: slots and blocks of all are counted when the first is
+let in, and the others fork from it when its prompt is whole (engine/fork.py).
 """
 
+from collections.abc import Mapping
+from itertools import chain
+from types import MappingProxyType
+
+from engine.admission import Admission, check_fits, start
 from engine.block_pool import BlockPool
-from engine.errors import NotReserved, RequestTooLong, UnknownRequest
+from engine.errors import NotReserved, UnknownRequest
+from engine.fork import Forks
 from engine.holdings import Holdings
 from engine.kv_lease import KVLease
 from engine.preemption import Preemption
@@ -33,10 +42,10 @@ from engine.prefill_order import PrefillOrder, PrefillPolicy
 from engine.prefix_cache import PrefixCache
 from engine.queue_bound import QueueBound
 from engine.queues import Queues
-from engine.request import BlockId, EngineRequest, RequestId
-from engine.scheduled_batch import Computed, ScheduledBatch, SwapIn
+from engine.request import EngineRequest, RequestId
+from engine.scheduled_batch import BlockCopy, Computed, ScheduledBatch, SwapIn
 from engine.sequence import Sequence, Status
-from engine.step_budget import StepBudget, StepPace
+from engine.step_budget import StepPace
 from engine.step_cost import StepCost
 from engine.swap_space import SwapSpace
 
@@ -68,38 +77,40 @@ class Scheduler:
         self.queue_bound = QueueBound(self.cost, token_budget, max_queue_s)
         self._pace = StepPace(self.cost, tpot_slo_s)
         self._order = PrefillOrder(prefill_policy)
-        self._seqs: dict[RequestId, Sequence] = {}
+        self._seqs: dict[RequestId, list[Sequence]] = {}  # its samples that have not ended
         self._queues = Queues(self._order)
         space = SwapSpace(self.cost, token_budget, swap_nbytes, token_nbytes)
         self.preemption = Preemption(self._queues, self.holdings, space)
+        self._forks = Forks(self._queues, self.holdings, pool.num_blocks)
+        self._admission = Admission(
+            pool, self.holdings, self._queues, self._order, self.preemption, self.max_num_seqs
+        )
 
     # ── requests come and go ──
 
     def check_fits(self, request: EngineRequest) -> None:
-        """Raises RequestTooLong if it can never run. Reads constants only: any thread."""
-        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-        if num_tokens >= self.max_model_len:
-            raise RequestTooLong(
-                f"{num_tokens} tokens leave no room for another: a sequence has at most "
-                f"{self.max_model_len} here, the pool {self.pool.num_blocks} blocks "
-                f"of {self.pool.block_size}"
-            )
+        """Raises RequestTooLong if it can never run, InvalidRequest if so many samples never do.
+        Reads constants only: any thread."""
+        check_fits(request, self.pool, self.max_model_len, self.max_num_seqs)
 
     def add(self, seq: Sequence) -> None:
-        """Raises QueueFull for a prefill leg that would wait too long."""
+        """The leader of some samples. Raises QueueFull for a prefill leg that would wait too
+        long."""
         assert seq.request_id not in self._seqs, seq.request_id
         self._order.enter(seq, len(self.holdings.find(seq)) * self.pool.block_size)
         if seq.is_prefill_leg:
             key = self._order.key
             queued = self._queues.to_compute()
             self.queue_bound.check(other for other in queued if key(other) < key(seq))
-        self._seqs[seq.request_id] = seq
+        self._seqs[seq.request_id] = [seq, *seq.forks]
         self._queues.join(seq, Status.WAITING)
+        for late in self._forks.split_off(seq):
+            self._order.enter(late, 0)
+            self._queues.join(late, Status.WAITING)
 
     def abort(self, request_id: RequestId) -> None:
-        """Any leg, any state, idempotent: it holds nothing afterwards."""
-        seq = self._seqs.get(request_id)
-        if seq is not None:
+        """Any leg, any state, all samples, idempotent: it holds nothing afterwards."""
+        for seq in self.samples(request_id):
             self._end(seq)
 
     # ── the KV comes from elsewhere ──
@@ -115,29 +126,37 @@ class Scheduler:
         """The right to copy, one per stay in the pool. Raises UnknownRequest."""
         return self.holdings.lease(self._get(request_id))
 
-    def attach(self, request_id: RequestId, first_token_id: int | None) -> Sequence | None:
+    def attach(
+        self,
+        request_id: RequestId,
+        first_token_id: int | None,
+        others: Mapping[int, int] = MappingProxyType({}),
+    ) -> Sequence | None:
         """The prompt's KV is in the claimed blocks: it runs, from the next step on, or has
         finished with that token. None if it is gone or its blocks are. Delivered outputs stand, and
         a first token beside them is ignored; with neither, the last prompt token is computed again
-        and sampled from."""
-        seq = self._seqs.get(request_id)
+        and sampled from. `others`: first tokens of the other samples, which fork with them, by
+        sample; all or none."""
+        seq = next(iter(self.samples(request_id)), None)
         if seq is None or seq.status is not Status.AWAITING_KV or seq.num_promised_blocks:
             return None
         if first_token_id is not None and not seq.num_output_tokens:
             seq.append(first_token_id)
+            for fork in seq.forks if seq.draws_forks else ():
+                fork.append(others[fork.request.sample])
         seq.awaits_transfer = False
         seq.num_computed_tokens = min(seq.num_prompt_tokens, seq.num_tokens - 1)
         self.holdings.name_computed(seq)
         self._queues.move(seq, Status.RUNNING)
-        if seq.finish_reason is not None:
-            self._end(seq)
+        self._settle(seq)
         return seq
 
     # ── the KV comes back from host memory ──
 
     def swapped_in(self, swap_in: SwapIn, seconds: float | None) -> bool:
         """See Preemption.swapped_in."""
-        seq = self._seqs.get(swap_in.swap.request_id)
+        samples = self.samples(swap_in.swap.request_id)
+        seq = next((seq for seq in samples if seq.swap is swap_in.swap), None)
         return self.preemption.swapped_in(seq, swap_in, seconds)
 
     # ── steps ──
@@ -154,29 +173,33 @@ class Scheduler:
         under_way = [seq for seq in self._queues.running if seq.num_uncomputed_tokens > 1]
         under_way.sort(key=self._order.key, reverse=True)
         if self._queues.waiting:
-            self._admit(under_way, budget, batch)
+            self._admission.let_in(under_way, budget, batch)
         while under_way:
-            self._start(under_way.pop(), budget, batch)
+            start(under_way.pop(), budget, batch)
         return batch
 
     def update(self, batch: ScheduledBatch, token_ids: list[int]) -> list[Computed]:
-        """The step is done; `token_ids` has one for each sequence that samples, in batch order."""
+        """The step is done; `token_ids` has one for each sequence that samples, in the order of
+        `scheduled_batch.sampling`."""
         sampled = iter(token_ids)
         computed = []
         for seq in batch.seqs:
             first_position, num_tokens = seq.num_computed_tokens, seq.num_scheduled_tokens
-            token_id = next(sampled) if seq.samples_next else None
+            drawn = [(one, next(sampled)) for one in seq.drawn] if seq.samples_next else []
             seq.num_computed_tokens += num_tokens
             seq.num_scheduled_tokens = 0
             self.holdings.name_computed(seq)
-            if token_id is not None:
-                seq.append(token_id)
-            computed.append(Computed(seq, first_position, num_tokens, token_id))
+            if not drawn:
+                computed.append(Computed(seq, first_position, num_tokens, None))
+            for one, token_id in drawn:
+                one.append(token_id)
+                computed.append(Computed(one, first_position, num_tokens, token_id))
+                first_position, num_tokens = first_position + num_tokens, 0
             if seq.is_prefill_leg:
                 if seq.num_computed_tokens == seq.num_prompt_tokens:
                     self._queues.move(seq, Status.HELD)
-            elif seq.finish_reason is not None:
-                self._end(seq)
+            else:
+                self._settle(seq)
         assert next(sampled, None) is None, "more tokens than sequences that sample"
         return computed
 
@@ -200,63 +223,21 @@ class Scheduler:
     @property
     def seqs(self) -> list[Sequence]:
         """All that have not ended, prefill legs that hold their KV included."""
-        return list(self._seqs.values())
+        return list(chain.from_iterable(self._seqs.values()))
+
+    def samples(self, request_id: RequestId) -> list[Sequence]:
+        """Those of a request that have not ended; the leader first."""
+        return list(self._seqs.get(request_id, ()))
+
+    def take_copies(self) -> list[BlockCopy]:
+        """What forking asks for, since the last call: see Forks.take_copies."""
+        return self._forks.take_copies()
 
     def check(self) -> None:
         """Asserts that every block is where its sequence or lease says; O(num_blocks)."""
-        self.holdings.check(self._seqs.values())
+        self.holdings.check(self.seqs)
 
     # ── room ──
-
-    def _admit(self, under_way: list[Sequence], budget: StepBudget, batch: ScheduledBatch) -> None:
-        """Lets waiting ones in, each after those of `under_way` (last first) that go before it."""
-        key = self._order.key
-        slots = self.max_num_seqs - self._queues.num_slots_taken
-        # A block for each that grows, so that newcomers do not at once make somebody give way.
-        room = self.pool.available - self._queues.num_growing
-        for seq in self._queues.waiting.copy():
-            while under_way and key(under_way[-1]) < key(seq):
-                self._start(under_way.pop(), budget, batch)
-            # Who only waits for the budget need not search again each step.
-            needs_budget = not seq.awaits_transfer and seq.swap is None
-            may_come = slots > 0 and (budget.tokens > 0 or not needs_budget)
-            hits = self.holdings.find(seq) if may_come else []
-            need = self.holdings.cost(seq, hits)
-            if slots == 0 or need > room:
-                return
-            slots, room = slots - 1, room - need
-            if seq.awaits_transfer and not self._is_full_hit(seq, hits):
-                self._reserve(seq, hits, batch)
-            elif self.preemption.keeps_more(seq, hits):
-                self.preemption.come_back(seq, hits, batch)
-            elif budget.tokens > 0:
-                self._run(seq, hits, batch)
-                self._start(seq, budget, batch)
-
-    def _is_full_hit(self, seq: Sequence, hits: list[BlockId]) -> bool:
-        """All of its prompt that a cache of whole blocks can have, for one token is left to
-        compute: that takes less time than asking another worker."""
-        num_missing = seq.num_prompt_tokens - len(hits) * self.pool.block_size
-        return bool(hits) and num_missing <= self.pool.block_size
-
-    def _reserve(self, seq: Sequence, hits: list[BlockId], batch: ScheduledBatch) -> None:
-        self.holdings.reserve(seq, hits)
-        self._queues.move(seq, Status.AWAITING_KV)
-        batch.reserved.append(seq)
-
-    def _run(self, seq: Sequence, hits: list[BlockId], batch: ScheduledBatch) -> None:
-        self.preemption.drop(seq)
-        self.holdings.admit(seq, hits)
-        seq.awaits_transfer = False
-        self._queues.move(seq, Status.RUNNING)
-        if hits:
-            batch.hits.append(seq)
-
-    def _start(self, seq: Sequence, budget: StepBudget, batch: ScheduledBatch) -> None:
-        granted = budget.grant(seq.num_computed_tokens, seq.num_ready_tokens)
-        if granted > 0:
-            seq.num_scheduled_tokens = granted
-            batch.seqs.append(seq)
 
     def _grow(self, seq: Sequence, batch: ScheduledBatch) -> bool:
         """Room for its last token; False if it has to wait for a block."""
@@ -275,10 +256,22 @@ class Scheduler:
         self.preemption.drop(seq)
         self.holdings.release(seq)
         self._queues.move(seq, Status.ENDED)
-        del self._seqs[seq.request_id]
+        samples = self._seqs[seq.request_id]
+        samples.remove(seq)
+        if not samples:
+            del self._seqs[seq.request_id]
+
+    def _settle(self, seq: Sequence) -> None:
+        """It has computed or received something: the others fork when they can."""
+        if seq.forks and seq.num_computed_tokens >= seq.num_prompt_tokens:
+            for fork in self._forks.fork(seq):
+                if fork.finish_reason is not None:
+                    self._end(fork)
+        if seq.finish_reason is not None:
+            self._end(seq)
 
     def _get(self, request_id: RequestId) -> Sequence:
-        seq = self._seqs.get(request_id)
-        if seq is None:
-            raise UnknownRequest(request_id)
-        return seq
+        """Its leader."""
+        for seq in self.samples(request_id):
+            return seq
+        raise UnknownRequest(request_id)

@@ -29,6 +29,8 @@ class Status(Enum):
     """Has a promise, or the blocks it was redeemed for; its KV has not come."""
     SWAPPING_IN = "swapping_in"
     """Holds blocks for all its tokens; KV that it had computed is copied back into them."""
+    FORKING = "forking"
+    """Holds nothing yet: its prompt is another sample's, from which it will fork."""
     RUNNING = "running"
     """Holds blocks for all its tokens and takes part in steps."""
     HELD = "held"
@@ -48,9 +50,11 @@ class Sequence:
         "awaits_transfer",
         "block_hashes",
         "block_table",
+        "draws_forks",
         "end_token_ids",
         "finish_reason",
         "first_scheduled_ns",
+        "forks",
         "grammar",
         "is_prefill_leg",
         "lease",
@@ -60,6 +64,7 @@ class Sequence:
         "num_computed_tokens",
         "num_ever_computed_tokens",
         "num_expected_hits",
+        "num_forked_tokens",
         "num_named_blocks",
         "num_promised_blocks",
         "num_prompt_tokens",
@@ -91,9 +96,7 @@ class Sequence:
         self.is_prefill_leg = request.leg is Leg.PREFILL
         self.awaits_transfer = request.leg is Leg.DECODE
         """The prompt's KV comes from another worker and has not come."""
-        self.end_token_ids = sampling.stop_token_ids
-        if sampling.ends_at_eos:
-            self.end_token_ids |= eos_token_ids
+        self.end_token_ids = request.end_token_ids(eos_token_ids)
         self.logit_rules = LogitRules.of(sampling, prompt, self.end_token_ids)
         """What the sampler must know of the tokens so far; None: nothing."""
         self.grammar: SampleGrammar | None = None
@@ -103,8 +106,8 @@ class Sequence:
         """It is being compiled: no token can be sampled yet."""
 
         tokens = prompt if self.is_prefill_leg else prompt + request.output_token_ids
+        # Prompt and outputs, when it ends for length.
         self.max_num_tokens = min(max_model_len, len(prompt) + sampling.max_tokens)
-        """Prompt and outputs, when it ends for length."""
         capacity = len(prompt) + 1 if self.is_prefill_leg else self.max_num_tokens
         self.token_ids = _array(tokens, capacity)
         self.num_prompt_tokens = len(prompt)
@@ -120,12 +123,14 @@ class Sequence:
         self.num_promised_blocks = 0
         self.num_cached_tokens = 0
         """Found in the prefix cache when it last came in; whole blocks."""
-        self.num_expected_hits = self.num_tokens_arrived = 0
-        """See engine/prefill_order.py."""
+        self.num_expected_hits = self.num_tokens_arrived = 0  # see engine/prefill_order.py
         self.num_named_blocks = 0
         """So many of the first blocks were offered to the prefix cache, or came from it."""
         self.block_hashes: list[BlockHash] = []
         """Of its first full blocks, as far as anybody has asked; kept over preemptions."""
+        self.forks: list[Sequence] = []  # other samples, until they fork from it (engine/fork.py)
+        self.draws_forks = False  # their token 0 is drawn from the same logits as its own
+        self.num_forked_tokens = 0  # of one that forks: it has their KV from the other then
         self.was_preempted = False
         self.swap: Swap | None = None  # what it had computed when it gave way, if that is kept
         self.lease: KVLease | None = None
@@ -146,8 +151,22 @@ class Sequence:
 
     @property
     def num_ready_tokens(self) -> int:
-        """Of the uncomputed ones; the last waits for the grammar, for a token will follow it."""
-        return self.num_uncomputed_tokens - self.awaits_grammar
+        """Of the uncomputed ones; the last waits for the grammar, for a token will follow it (with
+        those that are to fork, for all of theirs)."""
+        awaits = self.awaits_grammar
+        if self.draws_forks:
+            awaits = any(seq.awaits_grammar for seq in self.drawn)
+        return self.num_uncomputed_tokens - awaits
+
+    @property
+    def drawn(self) -> "list[Sequence]":
+        """The samples that take a token each from its next logits."""
+        return [self, *self.forks] if self.draws_forks else [self]
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that its coming in makes run, sooner or later."""
+        return 1 if self.is_prefill_leg else 1 + len(self.forks)
 
     @property
     def samples_next(self) -> bool:

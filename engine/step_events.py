@@ -1,10 +1,11 @@
 """What an engine tells of a step: pure functions from what was computed to `EngineEvent`s."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from engine.request import (
     ChunkComputed,
     EngineEvent,
+    FirstToken,
     PrefixHit,
     ReservationLost,
     Reserved,
@@ -40,11 +41,22 @@ def events_after_step(
     events: list[EngineEvent] = [*output.prompt_logprobs]
     logprobs = iter(output.logprobs)
     for done in computed:
-        if done.seq.is_prefill_leg:
+        if done.seq.is_prefill_leg and done.num_tokens:
             events.append(_chunk(done, now_ns))
         if done.token_id is not None:
             events.append(token_out(done.seq, done.token_id, next(logprobs, None)))
     return events
+
+
+def events_after_attach(
+    samples: Iterable[Sequence], first: FirstToken, others: Mapping[int, FirstToken]
+) -> list[EngineEvent]:
+    """The token 0 of each, the first one's is `first`; none if outputs were delivered before."""
+    leader, *forks = samples
+    if any(seq.request.output_token_ids for seq in (leader, *forks)):
+        return []
+    tokens = ((seq, others[seq.request.sample]) for seq in forks)
+    return [token_out(seq, *token) for seq, token in ((leader, first), *tokens)]
 
 
 def token_out(seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> TokensOut:
@@ -55,6 +67,7 @@ def token_out(seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> T
         (token_id,),
         seq.finish_reason,
         (logprobs,) if logprobs is not None else (),
+        seq.request.sample,
     )
 
 

@@ -4,8 +4,8 @@
    in, shipping starts, so that connecting overlaps computing.
 2. A cached prefix, then each computed chunk, extends what may leave; the fabric packs it from the
    engine's blocks. What decode has cached itself is not in the ticket.
-3. Token 0 goes to the router as soon as it is sampled, and into the COMMIT frame. If it ends the
-   sample there is nothing left to decode: the transfer is dropped.
+3. Token 0 of each sample goes to the router as soon as it is sampled, and into the COMMIT frame.
+   If they end all samples there is nothing left to decode: the transfer is dropped.
 4. When the last slot is free again `Shipped` tells the timings, and the leg holds nothing.
 
 However the call ends, leaving `run` cancels the transfer and frees the blocks.
@@ -87,6 +87,7 @@ class PrefillLeg:
         self._outgoing: Outgoing | None = None
         self._timings = pb.Timings()
         self._num_cached_tokens = 0
+        self._first_tokens: list[pb.FirstToken] = []
         self._is_over = False
         self._turns_seen = -1
 
@@ -155,17 +156,19 @@ class PrefillLeg:
     def _on_token(self, tokens: TokensOut) -> pb.PrefillEvent:
         (token_id,) = tokens.token_ids
         first = pb.FirstToken(
-            sample=self._request.sample,
+            sample=tokens.sample,
             token_id=token_id,
             finish_reason=FINISH_REASONS[tokens.finish_reason],
             num_cached_tokens=self._num_cached_tokens,
         )
         for entry in tokens.logprobs:
             first.logprobs.CopyFrom(pb.TokenLogprobs(**entry._asdict()))
-        if tokens.finish_reason is None:
-            self._commit(pb.Commit(first_tokens=[first]))
-        else:
-            self._is_over = True
+        self._first_tokens.append(first)
+        if len(self._first_tokens) == self._request.num_samples:
+            if any(not one.finish_reason for one in self._first_tokens):
+                self._commit(pb.Commit(first_tokens=self._first_tokens))
+            else:
+                self._is_over = True
         return pb.PrefillEvent(first_token=first)
 
     def _commit(self, commit: pb.Commit) -> None:

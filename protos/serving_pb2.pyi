@@ -210,11 +210,16 @@ Global___TokenSequence: _TypeAlias = TokenSequence  # noqa: Y015
 
 @_typing.final
 class Sample(_message.Message):
-    """One sample of a request."""
+    """One sample of a request; which one is its index. All share one prompt, which is computed once and
+    shipped once.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    IS_FINISHED_FIELD_NUMBER: _builtins.int
+    is_finished: _builtins.bool
+    """nothing more of it is wanted: workers leave it out"""
     @_builtins.property
     def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """tokens the client already has; a resume carries them"""
@@ -223,10 +228,11 @@ class Sample(_message.Message):
         self,
         *,
         output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        is_finished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_token_ids", b"output_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_finished", b"is_finished", "output_token_ids", b"output_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -260,7 +266,7 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sample]:
-        """exactly one today"""
+        """at least one that is not finished"""
 
     def __init__(
         self,
@@ -301,7 +307,7 @@ class GenerateEvent(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___Finished:
-        """the last event of a stream that ends well"""
+        """of a sample; that of the last is the last event of a good stream"""
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
@@ -586,7 +592,7 @@ class PrefillRequest(_message.Message):
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sample]:
-        """with output tokens in it, the leg samples nothing"""
+        """with output tokens in any, the leg samples nothing"""
 
     @_builtins.property
     def ticket(self) -> Global___KVTicket:
@@ -621,7 +627,7 @@ class PrefillEvent(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def first_token(self) -> Global___FirstToken:
-        """as soon as it is computed; before the transfer ends"""
+        """of each sample, as soon as computed; before the transfer ends"""
 
     @_builtins.property
     def shipped(self) -> Global___Shipped:
@@ -665,7 +671,7 @@ class FirstToken(_message.Message):
     sample: _builtins.int
     token_id: _builtins.int
     finish_reason: Global___FinishReason.ValueType
-    """set when token 0 ends the sample: nothing more is shipped"""
+    """set when token 0 ends the sample; if all: nothing is shipped"""
     num_cached_tokens: _builtins.int
     """prompt tokens that the prefix cache here had, whole blocks"""
     @_builtins.property
@@ -718,7 +724,7 @@ class Commit(_message.Message):
     FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def first_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___FirstToken]:
-        """empty on a resumed request"""
+        """one for each sample; none on a resumed request"""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from decode_server.metrics import DecodeMetrics
 from engine.async_engine import AsyncEngine
 from engine.engine import Engine
 from engine.engine_config import EngineConfig
-from engine.request import EngineRequest, Leg, RequestId, SamplingParams
+from engine.request import EngineRequest, Leg, RequestId, SampleStart, SamplingParams
 from kvfabric.config import FabricConfig
 from kvfabric.fabric import Fabric
 from kvfabric.ticket import Ticket, TransferId
@@ -53,6 +53,8 @@ class Worker:
         max_tokens: int,
         outputs: Sequence[int] = (),
         cache_salt: str = "",
+        others: Sequence[Sequence[int]] = (),
+        sample: int = 0,
         **sampling_changes: Any,
     ) -> EngineRequest:
         sampling = SamplingParams(
@@ -60,7 +62,14 @@ class Worker:
         )
         request_id = RequestId(f"request-{next(self._serial)}")
         return EngineRequest(
-            request_id, leg, tuple(prompt), sampling, tuple(outputs), cache_salt=cache_salt
+            request_id,
+            leg,
+            tuple(prompt),
+            sampling,
+            tuple(outputs),
+            sample,
+            cache_salt=cache_salt,
+            siblings=tuple(SampleStart(i, tuple(tokens)) for i, tokens in enumerate(others, 1)),
         )
 
     def decode_leg(
@@ -147,6 +156,15 @@ class DecodeEvents(Events[pb.GenerateEvent]):
     @property
     def token_ids(self) -> list[int]:
         return [token_id for event in self for token_id in event.tokens.token_ids]
+
+    def tokens_of(self, sample: int, known: Sequence[int] = ()) -> list[int]:
+        """Contiguous, behind those that were `known`."""
+        told = list(known)
+        for event in self:
+            if event.HasField("tokens") and event.tokens.sample == sample:
+                assert event.tokens.first_index == len(told)
+                told += event.tokens.token_ids
+        return told
 
     @property
     def prompt_logprobs(self) -> list[pb.TokenLogprobs]:

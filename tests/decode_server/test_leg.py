@@ -1,7 +1,6 @@
 """Decode legs, mostly with prefill legs at the other end: what they say, and what they leave."""
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -124,9 +123,7 @@ async def test_resumed_request_gets_the_rest(relay: Relay) -> None:
 
 
 async def test_resume_after_the_end_token_only_finishes(relay: Relay) -> None:
-    leg = relay.decode.decode_leg(PROMPT, 8, [5, END_TOKEN], local=True)
-    sampling = dataclasses.replace(leg._request.sampling, ignore_eos=False)
-    leg._request = dataclasses.replace(leg._request, sampling=sampling)
+    leg = relay.decode.decode_leg(PROMPT, 8, [5, END_TOKEN], local=True, ignore_eos=False)
     with running_leg(leg) as (events, task):
         await task
     (event,) = events

@@ -175,3 +175,21 @@ async def test_a_grammar_that_does_not_compile_holds_nothing_on_either_side(rela
         await task
     with pytest.raises(InvalidRequest, match="unclosed"):
         await run_prefill(relay.prefill.prefill_leg(PROMPT, MAX_TOKENS, None, **params))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [form for form in FORMS if form.name != "ebnf"],  # all samples give it the same answer
+    ids=lambda form: form.name,
+)
+async def test_each_sample_has_a_state_of_its_own(relay: Relay, form: Form) -> None:
+    """Three samples that are at different places in one grammar."""
+    params = asked(form, SAMPLING[1])
+    alone = [await relay.colocated(sample=sample, **params) for sample in range(3)]
+    assert len(set(map(tuple, alone))) > 1
+    params |= {"cache_salt": token_hex(), "others": [(), ()]}
+    with running_leg(relay.decode.decode_leg(PROMPT, MAX_TOKENS, **params)) as (events, task):
+        leg = relay.prefill.prefill_leg(PROMPT, MAX_TOKENS, await ticket(events), **params)
+        await run_prefill(leg)
+        await task
+    assert [events.tokens_of(sample) for sample in range(3)] == alone

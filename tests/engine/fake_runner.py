@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from engine.kv_lease import KVLease
 from engine.request import BlockId, EngineRequest
-from engine.scheduled_batch import StepOutput
+from engine.scheduled_batch import BlockCopy, StepOutput
 from engine.sequence import Sequence
 
 VOCAB_SIZE = 1000
@@ -23,9 +23,14 @@ def next_token(token_ids: tuple[int, ...], seed: int) -> int:
 def expected_tokens(request: EngineRequest) -> tuple[int, ...]:
     """The request's output tokens, all of them, by the fake model alone; stop ids not heeded."""
     tokens = request.prompt_token_ids
+    seed = request.sampling.seed + 7 * request.sample
     for _ in range(request.sampling.max_tokens):
-        tokens += (next_token(tokens, request.sampling.seed),)
+        tokens += (next_token(tokens, seed),)
     return tokens[len(request.prompt_token_ids) :]
+
+
+def _seed(seq: Sequence) -> int:
+    return seq.request.sampling.seed + 7 * seq.request.sample
 
 
 class FakeRunner:
@@ -53,8 +58,14 @@ class FakeRunner:
             known = self.read(seq.block_table, start + seq.num_scheduled_tokens)
             assert known == tuple(seq.token_ids[: len(known)]), "another sequence's KV"
             if seq.samples_next:
-                token_ids.append(next_token(known, seq.request.sampling.seed))
+                token_ids += [next_token(known, _seed(one)) for one in seq.drawn]
         return StepOutput(token_ids)
+
+    def copy_blocks(self, copies: list[BlockCopy]) -> None:
+        for source, target in copies:
+            for offset in range(self.block_size):
+                if (source, offset) in self.slots:
+                    self.slots[target, offset] = self.slots[source, offset]
 
     def wait_for_copies(self, lease: KVLease) -> None:
         self.waited.append(lease)

@@ -1,8 +1,9 @@
 """Requests for the engine's tests."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from engine.request import EngineRequest, Leg, RequestId, SamplingParams
+from engine.request import EngineRequest, Leg, RequestId, SampleStart, SamplingParams
 
 
 def make_request(
@@ -19,8 +20,10 @@ def make_request(
     stop: frozenset[int] = frozenset(),
     ignore_eos: bool = False,
     cache_salt: str = "",
+    others: Sequence[tuple[int, ...]] = (),
     **sampling: Any,
 ) -> EngineRequest:
+    """`others`: the delivered outputs of samples 1, 2, …"""
     return EngineRequest(
         request_id=RequestId(name),
         leg=leg,
@@ -37,4 +40,5 @@ def make_request(
         ),
         output_token_ids=outputs,
         cache_salt=cache_salt,
+        siblings=tuple(SampleStart(index, tokens) for index, tokens in enumerate(others, 1)),
     )

@@ -1,18 +1,28 @@
 """Drives a scheduler as an engine and its services would, and checks it after every move."""
 
+import itertools
 from dataclasses import astuple, dataclass, field
 
 from engine.block_pool import BlockPool
 from engine.errors import NotReserved, UnknownRequest
+from engine.fork import sequences
 from engine.kv_lease import KVLease
 from engine.prefill_order import PrefillPolicy
 from engine.prefix_cache import PrefixCache
-from engine.request import BlockId, EngineRequest, FinishReason, Leg, RequestId
-from engine.scheduled_batch import Computed, ScheduledBatch, SwapIn
+from engine.request import BlockId, EngineRequest, FinishReason, Leg
+from engine.scheduled_batch import Computed, ScheduledBatch, SwapIn, sampling
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, Status
 from engine.step_cost import StepWork
 from engine.swap_space import Swap
+
+SampleId = str
+"""Of the first sample of a request its name; of the others that and the sample."""
+
+
+def sample_id(seq: Sequence) -> SampleId:
+    sample = seq.request.sample
+    return f"{seq.request_id}#{sample}" if sample else seq.request_id
 
 
 @dataclass
@@ -27,8 +37,9 @@ class Drive:
     """A scheduler, the sequences it was given and what became of them."""
 
     scheduler: Scheduler
-    seqs: dict[RequestId, Sequence] = field(default_factory=dict)
-    ended: dict[RequestId, FinishReason | None] = field(default_factory=dict)
+    seqs: dict[SampleId, Sequence] = field(default_factory=dict)
+    """In the order in which they came."""
+    ended: dict[SampleId, FinishReason | None] = field(default_factory=dict)
     """None: aborted or released."""
     copies: list[Copy] = field(default_factory=list)
     kv: dict[tuple[BlockId, int], int] = field(default_factory=dict)
@@ -76,10 +87,12 @@ class Drive:
 
     def submit(self, request: EngineRequest) -> Sequence:
         self.scheduler.check_fits(request)
-        seq = Sequence(request, self.num_submitted, self.scheduler.max_model_len)
-        self.num_submitted += 1
+        arrivals = itertools.count(self.num_submitted)
+        seq = sequences(request, arrivals, self.scheduler.max_model_len)
+        samples = [seq, *seq.forks]
+        self.num_submitted += len(samples)
         self.scheduler.add(seq)
-        self.seqs[request.request_id] = seq
+        self.seqs |= {sample_id(one): one for one in samples}
         self.check()
         return seq
 
@@ -93,12 +106,19 @@ class Drive:
         self.work = batch.work()
         for seq in batch.seqs:
             self._write(seq, seq.num_computed_tokens, seq.num_scheduled_tokens)
-        computed = self.scheduler.update(batch, [9] * sum(s.samples_next for s in batch.seqs))
+        computed = self.scheduler.update(batch, [9] * len(sampling(batch.seqs)))
+        self._copy_blocks()
         for done in computed:
             if done.seq.status is Status.ENDED:
-                self._ends(done.seq.request_id, done.seq.finish_reason)
+                self._ends(sample_id(done.seq), done.seq.finish_reason)
         self.check()
         return computed
+
+    def _copy_blocks(self) -> None:
+        for source, target in self.scheduler.take_copies():
+            for offset in range(self.scheduler.pool.block_size):
+                if (source, offset) in self.kv:
+                    self.kv[target, offset] = self.kv[source, offset]
 
     def _begin_swaps(self, batch: ScheduledBatch) -> None:
         """Before the step writes any block; the copies themselves may take longer."""
@@ -140,20 +160,21 @@ class Drive:
         for seq in batch.seqs:
             reach = seq.num_computed_tokens + seq.num_scheduled_tokens
             assert seq.num_scheduled_tokens > 0
-            assert not (seq.samples_next and seq.awaits_grammar)
+            assert not (seq.samples_next and any(one.awaits_grammar for one in seq.drawn))
             assert len(seq.block_table) * size >= reach
             assert list(seq.block_ids()) == seq.block_table
         for seq in decodes:  # only want of a block pauses a decode
             lacks_block = len(seq.block_table) * size < seq.num_tokens
             assert seq in batch.seqs or lacks_block or seq.status is Status.WAITING
 
-    def _ends(self, request_id: RequestId, reason: FinishReason | None) -> None:
-        assert request_id not in self.ended, "a request ends once"
-        self.ended[request_id] = reason
+    def _ends(self, name: SampleId, reason: FinishReason | None) -> None:
+        assert name not in self.ended, "a sample ends once"
+        self.ended[name] = reason
 
     def abort(self, seq: Sequence) -> None:
-        if seq.status is not Status.ENDED:
-            self._ends(seq.request_id, None)
+        """All samples of its request."""
+        for one in self.scheduler.samples(seq.request_id):
+            self._ends(sample_id(one), None)
         self.scheduler.abort(seq.request_id)
         assert not seq.block_table
         self.check()
@@ -177,13 +198,18 @@ class Drive:
         self.check()
 
     def attach(self, seq: Sequence, *, has_first_token: bool = True) -> None:
-        """With a first token, unless outputs were delivered."""
-        token_id = 9 if has_first_token and not seq.request.output_token_ids else None
+        """With first tokens, unless outputs were delivered."""
+        samples = self.scheduler.samples(seq.request_id)
+        has_first_token &= not any(one.request.output_token_ids for one in samples)
+        token_id = 9 if has_first_token else None
+        others = {one.request.sample: 9 for one in samples[1:]} if has_first_token else {}
         if seq.status is Status.AWAITING_KV and not seq.num_promised_blocks:
             self._write(seq, seq.num_computed_tokens, seq.num_prompt_tokens)
-        attached = self.scheduler.attach(seq.request_id, token_id)
-        if attached is not None and attached.status is Status.ENDED:
-            self._ends(seq.request_id, attached.finish_reason)
+        attached = self.scheduler.attach(seq.request_id, token_id, others)
+        self._copy_blocks()
+        for one in samples if attached is not None else ():
+            if one.status is Status.ENDED:
+                self._ends(sample_id(one), one.finish_reason)
         self.check()
 
     def _write(self, seq: Sequence, first: int, num_tokens: int) -> None:

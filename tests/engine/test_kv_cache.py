@@ -163,3 +163,14 @@ def test_a_payload_of_the_wrong_size_is_our_bug() -> None:
     kv = make(4)
     with pytest.raises(AssertionError):
         kv.gather([0, 1], Part(0, 8), torch.zeros(3, dtype=torch.uint8))
+
+
+def test_blocks_are_copied_whole() -> None:
+    """All layers, K and V; nothing else changes, and one source may have many targets."""
+    cache = KVCache(CONFIG, NUM_BLOCKS, 4, torch.float32, CPU)
+    cache.data.copy_(torch.randn(cache.data.shape))
+    expected = cache.data.clone()
+    for source, target in ((3, 0), (3, 5), (7, 11)):
+        expected[:, :, target] = expected[:, :, source]
+    cache.copy_blocks([(3, 0), (3, 5), (7, 11)])
+    assert torch.equal(cache.data, expected)

@@ -80,3 +80,39 @@ def test_everything_is_carried_over() -> None:
 def test_refusals_name_what_is_wrong(change: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         taken(**change)
+
+
+def samples_taken(leg: Leg, *samples: pb.Sample) -> list[tuple[int, tuple[int, ...]]]:
+    sampling = pb.Sampling(max_tokens=4, top_p=1.0, repetition_penalty=1.0)
+    message = pb.GenerateRequest(prompt_token_ids=[1], sampling=sampling, samples=samples)
+    request = engine_request(message, leg, RequestId("r"), VOCAB_SIZE)
+    return [(one.sample, one.output_token_ids) for one in request.each()]
+
+
+def test_samples_that_have_ended_are_left_out() -> None:
+    known = [
+        pb.Sample(is_finished=True),
+        pb.Sample(),
+        pb.Sample(output_token_ids=[7, 8]),
+        pb.Sample(is_finished=True, output_token_ids=[9]),
+    ]
+    for leg in (Leg.DECODE, Leg.LOCAL):
+        assert samples_taken(leg, *known) == [(1, ()), (2, (7, 8))]
+    # It samples nothing then: one that has outputs stands for all.
+    assert samples_taken(Leg.PREFILL, *known) == [(2, (7, 8))]
+    assert samples_taken(Leg.PREFILL, *known[:2], pb.Sample()) == [(1, ()), (2, ())]
+
+
+@pytest.mark.parametrize(
+    ("samples", "named"),
+    [
+        ([], "no sample"),
+        ([pb.Sample(is_finished=True)], "no sample"),
+        ([pb.Sample()] * 129, "129 samples"),
+        ([pb.Sample(), pb.Sample(output_token_ids=[100])], "100"),
+        ([pb.Sample(), pb.Sample(output_token_ids=[1] * 4)], "4 of max_tokens 4"),
+    ],
+)
+def test_samples_are_refused(samples: list[pb.Sample], named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        samples_taken(Leg.DECODE, *samples)

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import QueueFull, RequestTooLong
+from engine.errors import InvalidRequest, QueueFull, RequestTooLong
 from engine.prefill_order import PrefillPolicy
 from engine.request import Leg
 from engine.sequence import Sequence, Status
@@ -25,6 +25,15 @@ MOVES = [
 ]
 
 
+def submit_others(data: st.DataObject, leg: Leg, outputs: int) -> list[tuple[int, ...]]:
+    """No other sample, or a few: with as many outputs each, or with fewer or none. A prefill leg
+    that is given outputs samples nothing, so it knows no others then."""
+    if data.draw(st.booleans()) or (leg is Leg.PREFILL and outputs):
+        return []
+    count = data.draw(st.integers(1, 3))
+    return [tuple(range(data.draw(st.integers(0, outputs)))) for _ in range(count)]
+
+
 def submit_any(drive: Drive, data: st.DataObject) -> None:
     leg = data.draw(st.sampled_from(Leg))
     max_tokens = data.draw(st.integers(1, 20))
@@ -37,11 +46,12 @@ def submit_any(drive: Drive, data: st.DataObject) -> None:
         max_tokens=max_tokens,
         leg=leg,
         outputs=tuple(range(outputs)),
+        others=submit_others(data, leg, outputs),
         grammar=data.draw(st.sampled_from(("", "", "grammar"))),
     )
     try:
         drive.submit(request)
-    except (RequestTooLong, QueueFull):
+    except (RequestTooLong, InvalidRequest, QueueFull):
         assert request.request_id not in drive.seqs
 
 
