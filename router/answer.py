@@ -4,10 +4,12 @@ Nothing is sent before the first piece is there, so that a request which fails u
 answered with a proper status.
 """
 
+import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from router.choice import Piece, PieceToken, PromptTold
+from router.best_of import Sample, best_of
+from router.choice import Piece, PromptTold
 from router.exchange import Reply
 from router.prompt_answer import with_prompt
 from router.request import ValidRequest
@@ -25,24 +27,22 @@ async def answer(request: ValidRequest, pieces: Pieces, form: Format, reply: Rep
 
 
 async def _collect(request: ValidRequest, pieces: Pieces, form: Format, reply: Reply) -> None:
-    texts = ["" for _ in request.prompts]
-    tokens: list[tuple[PieceToken, ...]] = [() for _ in request.prompts]
+    samples: dict[int, Sample] = {}
     told: dict[int, PromptTold] = {}
-    last: dict[int, Piece] = {}
     async for piece in pieces:
         if isinstance(piece, PromptTold):
             told[piece.index] = piece
-            continue
-        texts[piece.index] += piece.text
-        tokens[piece.index] += piece.tokens
-        last[piece.index] = piece
-    choices = []
-    for index, text in enumerate(texts):
-        reason = last[index].finish_reason
-        assert reason is not None, last[index]
-        with_logprobs = tokens[index] if request.has_logprobs else None
-        whole = WholeChoice(index, text, with_logprobs, reason)
-        choices.append(with_prompt(whole, request, told.get(index)))
+        else:
+            samples.setdefault(piece.index, Sample()).add(piece)
+    choices: list[WholeChoice] = []
+    ordered = (samples[index] for index in sorted(samples))
+    for index, prompt in enumerate(request.prompts):
+        of_prompt = list(itertools.islice(ordered, prompt.num_samples))
+        for sample in best_of(of_prompt, request.n):
+            tokens = sample.tokens if request.has_logprobs else None
+            whole = WholeChoice(len(choices), sample.text, tokens, sample.finish_reason)
+            choices.append(with_prompt(whole, prompt, request.num_prompt_logprobs, told.get(index)))
+    last = {index: sample.last for index, sample in samples.items()}
     reply.json(form.completion(choices, _usage(request, last)))
 
 

@@ -33,7 +33,7 @@ class Piece:
     """More of one choice."""
 
     index: int
-    """Of the choice: its prompt's."""
+    """Of the sample: those of one prompt follow each other."""
     text: str
     """Empty only in a choice's last piece."""
     tokens: tuple[PieceToken, ...]
@@ -41,14 +41,16 @@ class Piece:
     num_tokens: int
     """Output tokens of the choice so far."""
     num_cached_tokens: int
-    """Prompt tokens of the choice that a worker had cached."""
+    """Prompt tokens that a worker had cached; told with the first sample of a prompt."""
+    mean_logprob: float
+    """Of those tokens; 0 unless logprobs were asked of the workers."""
     finish_reason: FinishReason | None
     """Set in the last piece of a choice, and only there."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTold:
-    """What was told of the prompt of one choice, when all of it is known."""
+    """What was told of one prompt, when all of it is known."""
 
     index: int
     logprobs: tuple[TokenLogprobs, ...]
@@ -56,7 +58,7 @@ class PromptTold:
 
 
 class Choice:
-    """See the module. Its `deliver` is a `progress.Deliver`."""
+    """See the module. Its `deliver` is a `sample.Deliver`."""
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Choice:
         self._emit = emit
         self._num_tokens = 0
         self._num_cached_tokens = 0
+        self._sum_logprobs = 0.0
         self._num_certain = 0  # characters that came out of the detokenizer
         self._num_told = 0  # characters that went out
         self._held: deque[PieceToken] = deque()
@@ -101,7 +104,8 @@ class Choice:
         if text or finish_reason is not None:
             self._num_told += len(text)
             tokens = self._take_tokens(is_all=finish_reason is not None and not self._stops.is_hit)
-            counts = self._num_tokens, self._num_cached_tokens
+            mean = self._sum_logprobs / max(1, self._num_tokens)
+            counts = self._num_tokens, self._num_cached_tokens, mean
             self._emit(Piece(self._index, text, tokens, *counts, finish_reason))
         return finish_reason is None
 
@@ -110,6 +114,7 @@ class Choice:
         for index, token_id in enumerate(token_ids):
             self._num_tokens += 1
             if logprobs:
+                self._sum_logprobs += logprobs[index].logprob
                 self._held.append(PieceToken(token_id, self._num_certain, logprobs[index]))
             certain = self._detokenizer.push(token_id)
             self._num_certain += len(certain)

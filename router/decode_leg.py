@@ -2,7 +2,7 @@
 
 1. The stream opens with the tokens delivered so far; it is the lease on the decode worker.
 2. `Reserved` starts a prefill leg (not in a local prefill), whose token 0 goes out at once.
-3. Tokens are delivered until `Finished`, or until nothing more is wanted.
+3. Tokens are delivered until every sample has `Finished`, or until nothing more is wanted.
 
 Whatever ends the attempt, both sides are cancelled and awaited before `run_attempt` returns.
 """
@@ -59,11 +59,12 @@ async def _run_stream(
             elif event.HasField("tokens"):
                 progress.note_cached(event.tokens.num_cached_tokens)
                 logprobs = [token_logprobs(entry) for entry in event.tokens.logprobs]
-                progress.accept(event.tokens.first_index, event.tokens.token_ids, logprobs=logprobs)
+                sample = progress.sample(event.tokens.sample)
+                sample.accept(event.tokens.first_index, event.tokens.token_ids, logprobs=logprobs)
             elif event.HasField("finished"):
                 reason = FINISH_REASONS[event.finished.reason]
                 if reason is None:
                     raise LegFailed(decode.name, "finished_without_reason")
-                progress.finish(reason)
-                if not progress.is_finished:
+                progress.sample(event.finished.sample).finish(reason)
+                if progress.has_ended and not progress.is_finished:
                     await legs.tell_prompt()

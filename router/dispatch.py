@@ -31,9 +31,10 @@ from router.messages import prefill_request
 from router.metrics import RouterMetrics
 from router.policy import Pair, pick_pair
 from router.prefill_leg import PrefillLegs, pick_with_room, run_prefill
-from router.progress import Deliver, Progress
+from router.progress import Progress
 from router.queue_line import QueueLine
-from router.request import FinishReason, TokenLogprobs, ValidPrompt
+from router.request import TokenLogprobs, ValidPrompt
+from router.sample import Deliver
 from router.workers import DecodeWorker, PrefillWorker, Worker, WorkerSet
 from runtime.log import get_logger
 
@@ -68,12 +69,12 @@ class Dispatcher:
     async def run(
         self,
         prompt: ValidPrompt,
-        deliver: Deliver,
+        deliver: Sequence[Deliver],
         note_cached: Callable[[int], None] = lambda num_tokens: None,
     ) -> Sequence[TokenLogprobs]:
-        """Delivers the answer's tokens, the last with its finish reason; returns the logprobs of
-        the prompt's tokens but the first, if they are wanted. Raises ApiError. `note_cached` hears
-        how many prompt tokens a worker had cached, if any."""
+        """Delivers the tokens of each sample, the last with its finish reason; returns the logprobs
+        of the prompt's tokens but the first, if they are wanted. Raises ApiError. `note_cached`
+        hears how many prompt tokens a worker had cached, if any."""
         timeout_s = self._config.request_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
         progress = Progress(prompt, deliver, deadline, note_cached)
@@ -108,8 +109,8 @@ class Dispatcher:
             except (LegFailed, Reopen) as failure:
                 last = failure
             num_left -= 1
-            if not progress.is_finished and progress.is_full:  # only `Finished` was lost
-                progress.finish(FinishReason.LENGTH)
+            for sample in progress.samples:
+                sample.finish_if_full()
             if progress.is_finished:
                 return
         raise WorkersFailed(attempts, last)
@@ -121,7 +122,7 @@ class Dispatcher:
         pair = await self._pick_pair(progress)
         try:
             # Counted from the pick on: prompts of the same moment must not all go to one worker.
-            with pair.decode.in_flight():
+            with pair.decode.in_flight(len(progress.samples)):
                 await run_attempt(
                     pair.decode,
                     progress,
@@ -158,7 +159,8 @@ class Dispatcher:
         return pick_with_room(self._prefills_left(progress), progress)
 
     async def _run_one_token(self, worker: PrefillWorker, progress: Progress) -> None:
-        request = prefill_request(progress, (), ticket=None)
+        known = [None if outputs is None else () for outputs in progress.resume]
+        request = prefill_request(progress, known, ticket=None)
         try:
             await run_prefill(worker, request, progress, self._config.inactivity_s)
         except QueueFull as full:

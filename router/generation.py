@@ -1,10 +1,11 @@
 """The answers to one request as pieces of text: dispatch below, HTTP above.
 
-Runs the request's prompts at the same time; each gives a choice (router/choice.py). A prompt that
-fails fails the request.
+Runs the request's prompts at the same time; each gives its samples (router/choice.py). A prompt
+that fails fails the request.
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Sequence
 from typing import cast
 
@@ -23,28 +24,32 @@ async def generate(
     metrics: RouterMetrics,
     arrived: float,
 ) -> AsyncGenerator[Piece | PromptTold, None]:
-    """Pieces of all choices as they come; at the end what was told of each prompt. Raises ApiError.
+    """Pieces of all samples as they come; at the end what was told of each prompt. Raises ApiError.
     Closing it cancels what still runs, and waits for that. `arrived`: when the request was read, by
     time.monotonic."""
-    # Unbounded, but never more than `max_tokens` of each prompt: a slow client does not keep
+    # Unbounded, but never more than `max_tokens` of each sample: a slow client does not keep
     # blocks busy on the workers.
     outbox: asyncio.Queue[Piece | Exception] = asyncio.Queue()
     metrics.prompt_tokens.inc(request.num_prompt_tokens)
+    indices = itertools.count()
     choices = [
-        Choice(
-            index,
-            tokenizer.detokenizer(),
-            request.stop,
-            prompt.sampling.min_tokens,
-            TokenTimer(metrics, arrived),
-            outbox.put_nowait,
-        )
-        for index, prompt in enumerate(request.prompts)
+        [
+            Choice(
+                next(indices),
+                tokenizer.detokenizer(),
+                request.stop,
+                prompt.sampling.min_tokens,
+                TokenTimer(metrics, arrived),
+                outbox.put_nowait,
+            )
+            for _ in range(prompt.num_samples)
+        ]
+        for prompt in request.prompts
     ]
     prompt_logprobs: list[Sequence[TokenLogprobs]] = [() for _ in choices]
     prompts = asyncio.create_task(_run_all(request, choices, dispatcher, outbox, prompt_logprobs))
     try:
-        num_open = len(choices)
+        num_open = sum(map(len, choices))
         while num_open:
             item = await outbox.get()
             if isinstance(item, Exception):
@@ -63,7 +68,7 @@ async def generate(
 
 async def _run_all(
     request: ValidRequest,
-    choices: Sequence[Choice],
+    choices: Sequence[Sequence[Choice]],
     dispatcher: Dispatcher,
     outbox: asyncio.Queue[Piece | Exception],
     prompt_logprobs: list[Sequence[TokenLogprobs]],
@@ -71,8 +76,10 @@ async def _run_all(
     try:
         async with asyncio.TaskGroup() as group:
             runs = [
-                group.create_task(dispatcher.run(prompt, choice.deliver, choice.note_cached))
-                for prompt, choice in zip(request.prompts, choices, strict=True)
+                group.create_task(
+                    dispatcher.run(prompt, [one.deliver for one in samples], samples[0].note_cached)
+                )
+                for prompt, samples in zip(request.prompts, choices, strict=True)
             ]
         prompt_logprobs[:] = [run.result() for run in runs]
     except* Exception as failures:  # noqa: BLE001 (raised again where the pieces are awaited)

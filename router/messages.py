@@ -20,7 +20,7 @@ def generate_request(progress: Progress, local_prefill_reason: str | None) -> pb
         request_id=prompt.request_id,
         prompt_token_ids=prompt.token_ids,
         sampling=_sampling(progress),
-        samples=[pb.Sample(output_token_ids=progress.resume_token_ids)],
+        samples=samples(progress.resume),
         local_prefill=local_prefill_reason is not None,
         local_prefill_reason=local_prefill_reason or "",
         remaining_ms=_remaining_ms(progress),
@@ -29,20 +29,28 @@ def generate_request(progress: Progress, local_prefill_reason: str | None) -> pb
 
 
 def prefill_request(
-    progress: Progress, output_token_ids: Sequence[int], ticket: pb.KVTicket | None
+    progress: Progress, known: Sequence[Sequence[int] | None], ticket: pb.KVTicket | None
 ) -> pb.PrefillRequest:
-    """`output_token_ids` are those the Generate stream was opened with: both legs of a request
-    must agree on who samples token 0."""
+    """`known` is the `Progress.resume` that the Generate stream was opened with: both legs of a
+    request must agree on who samples token 0."""
     prompt = progress.prompt
     return pb.PrefillRequest(
         request_id=prompt.request_id,
         prompt_token_ids=prompt.token_ids,
         sampling=_sampling(progress),
-        samples=[pb.Sample(output_token_ids=output_token_ids)],
+        samples=samples(known),
         ticket=ticket,
         remaining_ms=_remaining_ms(progress),
         cache_salt=prompt.cache_salt,
     )
+
+
+def samples(known: Sequence[Sequence[int] | None]) -> list[pb.Sample]:
+    """See `Progress.resume`."""
+    return [
+        pb.Sample(is_finished=True) if token_ids is None else pb.Sample(output_token_ids=token_ids)
+        for token_ids in known
+    ]
 
 
 def renew_request(prompt: ValidPrompt, ticket: pb.KVTicket) -> pb.RenewRequest:

@@ -1,6 +1,6 @@
 """What the router measures, as a client would: times per prompt, outcomes per request.
 
-Base units; one registry per app. `track_request` counts a whole POST, a `TokenTimer` one prompt.
+Base units; one registry per app. `track_request` counts a whole POST, a `TokenTimer` one sample.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ class RouterMetrics:
 
         self.time_to_first_token = histogram(
             "baton_time_to_first_token_seconds",
-            "From the arrival of a request to the first output token of a prompt.",
+            "From the arrival of a request to the first output token of a sample.",
             TTFT_SECONDS,
         )
         self.time_per_output_token = histogram(
             "baton_time_per_output_token_seconds",
-            "Per prompt: time from its first to its last output token, by the tokens after the "
+            "Per sample: time from its first to its last output token, by the tokens after the "
             "first.",
             ITL_SECONDS,
         )
         self.inter_token_latency = histogram(
             "baton_inter_token_latency_seconds",
-            "Between two deliveries of output tokens of a prompt.",
+            "Between two deliveries of output tokens of a sample.",
             ITL_SECONDS,
         )
         self.request_duration = histogram(
@@ -103,7 +103,7 @@ class RouterMetrics:
 
 
 class TokenTimer:
-    """Times of one prompt's output tokens, as they reach the router."""
+    """Times of one sample's output tokens, as they reach the router."""
 
     def __init__(self, metrics: RouterMetrics, arrived: float) -> None:
         """`arrived`: when its request was read, by time.monotonic."""

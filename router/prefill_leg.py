@@ -7,7 +7,7 @@
    next leg. A ticket that comes by itself (a transfer was lost, room was taken back) voids the
    leg under way; a worker whose transfers are lost twice is excluded too.
 4. `outcome` is set when the stream cannot go on (no prefill worker is left, decode does not
-   answer) or need not (token 0 ended the request). Otherwise it stays open: decode has the rest.
+   answer) or need not (token 0 ended every sample). Otherwise it stays open: decode has the rest.
 """
 
 import asyncio
@@ -48,11 +48,12 @@ async def run_prefill(
                 if event.HasField("first_token"):
                     first = event.first_token
                     reason = FINISH_REASONS[first.finish_reason]
-                    if not progress.token_ids:  # a later leg may hit what an earlier one computed
+                    if not progress.has_tokens:  # a later leg may hit what an earlier one computed
                         progress.note_cached(first.num_cached_tokens)
                     has_logprobs = first.HasField("logprobs")
                     logprobs = [token_logprobs(first.logprobs)] if has_logprobs else []
-                    progress.accept(0, [first.token_id], reason, logprobs)
+                    sample = progress.sample(first.sample)
+                    sample.accept(0, [first.token_id], reason, logprobs)
                 elif event.HasField("prompt_logprobs"):
                     progress.accept_prompt(*prompt_logprobs(event.prompt_logprobs))
                 elif event.HasField("shipped"):
@@ -90,7 +91,7 @@ class PrefillLegs:
         self._workers = workers
         self._decode = decode
         self._progress = progress
-        self._opened_with = tuple(progress.token_ids)
+        self._opened_with = progress.resume
         self._inactivity_s = inactivity_s
         self._renew_timeout_s = renew_timeout_s
         self._on_failure = on_failure

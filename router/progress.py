@@ -1,8 +1,6 @@
-"""What is known of one prompt while it is served: tokens delivered, workers that failed, time left.
+"""What is known of one prompt while it is served: its samples, workers that failed, time left.
 
-Tokens come from two streams, prefill's and decode's, and from later attempts; each index is
-delivered once, from whoever says it first. Everyone later must say the same: an answer never
-contradicts what the client has.
+Of each of its samples router/sample.py knows what was delivered.
 """
 
 import asyncio
@@ -10,27 +8,22 @@ from collections.abc import Callable, Sequence
 
 from router.errors import Reopen
 from router.queue_line import FullQueues
-from router.request import FinishReason, TokenLogprobs, ValidPrompt
-
-Deliver = Callable[[Sequence[int], FinishReason | None, Sequence[TokenLogprobs]], bool]
-"""Takes the next tokens, why the answer ends if it does, and the tokens' logprobs if the prompt
-asks for them; False: nothing more is wanted."""
+from router.request import TokenLogprobs, ValidPrompt
+from router.sample import Deliver, SampleProgress
 
 
 class Progress:
     def __init__(
         self,
         prompt: ValidPrompt,
-        deliver: Deliver,
+        deliver: Sequence[Deliver],
         deadline: float,
         note_cached: Callable[[int], None] = lambda num_tokens: None,
     ) -> None:
         self.prompt = prompt
-        self.token_ids: list[int] = []
-        """Delivered so far; index 0 is the first output token."""
+        self.samples = [SampleProgress(prompt.sampling, one) for one in deliver]
         self.prompt_logprobs: list[TokenLogprobs] = []
         """Of the prompt's tokens but the first, as far as they have been told."""
-        self._has_ended = False
         self.failed_prefills: set[str] = set()
         """Addresses: not asked again for this prompt."""
         self.failed_decodes: dict[str, int] = {}
@@ -39,7 +32,6 @@ class Progress:
         self.full_queues = FullQueues()
         self.waited_for_queue_s = 0.0
         """In the router, because they were all full."""
-        self._deliver = deliver
         self._deadline = deadline
         self._note_cached = note_cached
         self._num_cached_tokens = 0
@@ -56,30 +48,11 @@ class Progress:
             self._num_cached_tokens = num_tokens
             self._note_cached(num_tokens)
 
-    def accept(
-        self,
-        first_index: int,
-        token_ids: Sequence[int],
-        finish_reason: FinishReason | None = None,
-        logprobs: Sequence[TokenLogprobs] = (),
-    ) -> None:
-        """Delivers what is new. Raises Reopen if a worker contradicts what was delivered, skips
-        an index, or does not tell the logprobs that were asked for."""
-        if self._has_ended:
-            return
-        if self.prompt.sampling.num_logprobs and len(logprobs) != len(token_ids):
-            raise Reopen("logprobs_missing")
-        known = self.token_ids[first_index : first_index + len(token_ids)]
-        if first_index > len(self.token_ids) or known != list(token_ids[: len(known)]):
+    def sample(self, index: int) -> SampleProgress:
+        """Raises Reopen if a worker tells of one that nobody asked for."""
+        if index >= len(self.samples):
             raise Reopen("contradiction")
-        new = token_ids[len(known) :]
-        self.token_ids += new
-        if new or finish_reason is not None:
-            wants_more = self._deliver(new, finish_reason, logprobs[len(known) :])
-            self._has_ended = finish_reason is not None or not wants_more
-
-    def finish(self, reason: FinishReason) -> None:
-        self.accept(len(self.token_ids), (), reason)
+        return self.samples[index]
 
     def accept_prompt(self, first_index: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Keeps the first copy of each. Raises Reopen if a worker skips one."""
@@ -95,17 +68,25 @@ class Progress:
         return wants and len(self.prompt_logprobs) < num_wanted
 
     @property
+    def has_tokens(self) -> bool:
+        """Some sample has."""
+        return any(sample.token_ids for sample in self.samples)
+
+    @property
+    def has_ended(self) -> bool:
+        """All samples have."""
+        return all(sample.has_ended for sample in self.samples)
+
+    @property
     def is_finished(self) -> bool:
-        """The answer has ended, and nothing about the prompt is still to come."""
-        return self._has_ended and not self.lacks_prompt_logprobs
+        """The answers have ended, and nothing about the prompt is still to come."""
+        return self.has_ended and not self.lacks_prompt_logprobs
 
     @property
-    def resume_token_ids(self) -> Sequence[int]:
-        """What another attempt is told of the outputs. One token is left for it to say again, if
-        only something about the prompt is missing."""
-        return self.token_ids[:-1] if self._has_ended else self.token_ids
-
-    @property
-    def is_full(self) -> bool:
-        """`max_tokens` are delivered."""
-        return len(self.token_ids) >= self.prompt.sampling.max_tokens
+    def resume(self) -> list[Sequence[int] | None]:
+        """What another attempt is told of each sample's outputs; None: it has ended. If only
+        something about the prompt is missing, one token is left for the first to say again."""
+        told = [None if sample.has_ended else sample.token_ids.copy() for sample in self.samples]
+        if self.has_ended:
+            told[0] = self.samples[0].token_ids[:-1]
+        return [*told]

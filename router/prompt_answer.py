@@ -5,18 +5,19 @@ answer's; `prompt_logprobs` (vLLM's) tells them beside it.
 from dataclasses import replace
 
 from router.choice import PieceToken, PromptTold
-from router.request import Echo, TokenLogprobs, ValidRequest
+from router.request import Echo, TokenLogprobs, ValidPrompt
 from router.responses import WholeChoice
 
 
-def with_prompt(whole: WholeChoice, request: ValidRequest, told: PromptTold | None) -> WholeChoice:
+def with_prompt(
+    whole: WholeChoice, prompt: ValidPrompt, num_prompt_logprobs: int, told: PromptTold | None
+) -> WholeChoice:
     """`told`: None if nobody asked for the prompt's logprobs."""
-    prompt = request.prompts[whole.index]
     if prompt.echo is not None:
         whole = _with_echo(whole, prompt.echo, prompt.token_ids, told, prompt.sampling.num_logprobs)
-    if request.num_prompt_logprobs:
-        assert told is not None, request
-        entries = (_cut(entry, request.num_prompt_logprobs) for entry in told.logprobs)
+    if num_prompt_logprobs:
+        assert told is not None, prompt
+        entries = (_cut(entry, num_prompt_logprobs) for entry in told.logprobs)
         prompt_tokens = tuple(zip(prompt.token_ids, (None, *entries), strict=True))
         whole = replace(whole, prompt_tokens=prompt_tokens)
     return whole

@@ -77,7 +77,7 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class ValidPrompt:
-    """One prompt and the one sample wanted of it."""
+    """One prompt, and how many samples are wanted of it."""
 
     request_id: RequestId
     token_ids: tuple[int, ...]
@@ -86,6 +86,8 @@ class ValidPrompt:
     """Prompts with different ones never share cached KV."""
     echo: Echo | None = None
     """The prompt is part of the answer."""
+    num_samples: int = 1
+    """`n` of them are choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class ValidRequest:
 
     request_id: RequestId
     prompts: tuple[ValidPrompt, ...]
-    """Each gives the choice of its index."""
+    """Each gives `n` choices, in order."""
     stop: tuple[str, ...]
     """Texts that end an answer and are not part of it."""
     is_streaming: bool
@@ -102,13 +104,14 @@ class ValidRequest:
     num_prompt_logprobs: int = 0
     """As `SamplingParams` has it, but for their own sake: an echo may want others."""
 
+    n: int = 1
+    """Choices of each prompt: the best of its samples."""
+    has_logprobs: bool = False
+    """They are part of the answer."""
+
     @property
     def wants_prompt_logprobs(self) -> bool:
         return any(prompt.sampling.num_prompt_logprobs for prompt in self.prompts)
-
-    @property
-    def has_logprobs(self) -> bool:
-        return any(prompt.sampling.num_logprobs for prompt in self.prompts)
 
     @property
     def num_prompt_tokens(self) -> int:

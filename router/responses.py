@@ -158,8 +158,7 @@ class ChatFormat(Format):
         return [ChatChunkChoice(index=index, delta={"role": "assistant", "content": ""})]
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Completion:
-        (only,) = choices
-        told = prompt_logprobs(only.prompt_tokens, self._bytes_of)
+        told = prompt_logprobs(choices[0].prompt_tokens, self._bytes_of)  # one prompt, n choices
         return super().whole(choices, usage).model_copy(update={"prompt_logprobs": told})
 
     def delta(self, piece: Piece) -> list[ChatChunkChoice]:

@@ -20,6 +20,7 @@ def sampling_params(body: RequestBody, tokenizer: TextTokenizer) -> SamplingPara
     size = tokenizer.vocab_size
     bias = {int(token_id): value for token_id, value in body.logit_bias.items()}
     allowed = body.allowed_token_ids or []
+    num_ranked = 1 if body.num_samples > body.n else 0  # logprobs say which samples are best
     check_ids(bias, size, "logit_bias")
     check_ids(allowed, size, "allowed_token_ids")
     check_ids(body.stop_token_ids, size, "stop_token_ids")
@@ -38,7 +39,7 @@ def sampling_params(body: RequestBody, tokenizer: TextTokenizer) -> SamplingPara
         logit_bias=tuple(bias.items()),
         min_tokens=body.min_tokens,
         allowed_token_ids=tuple(dict.fromkeys(allowed)),
-        num_logprobs=body.num_logprobs,
+        num_logprobs=max(body.num_logprobs, num_ranked),
         num_prompt_logprobs=body.num_prompt_logprobs,
         bad_words=tuple(dict.fromkeys(_bad_words(body.bad_words, tokenizer))),
     )

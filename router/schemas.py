@@ -1,7 +1,7 @@
 """Request bodies, as OpenAI names their fields; strict, and honest about what is not there.
 
 A parameter that Baton does not know is refused by name. One that OpenAI has and Baton does not
-support is refused too, unless its value asks for nothing (`n` of 1, an empty `tools`): many
+support is refused too, unless its value asks for nothing (an empty `tools`, a null): many
 clients always send those.
 """
 
@@ -23,7 +23,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
     "parallel_tool_calls": (True, False),  # says nothing as long as there are no tools
     "prediction": (),
     "reasoning_effort": ("none",),
@@ -43,6 +42,7 @@ StopStrings = Annotated[list[StopString], Field(max_length=16)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenIdText = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+Count = Annotated[int, Field(ge=1, le=16)]
 BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -78,6 +78,7 @@ class RequestBody(StructuredOutputFields, _Strict, ABC):
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Count = 1
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     presence_penalty: Penalty = 0.0
@@ -108,6 +109,11 @@ class RequestBody(StructuredOutputFields, _Strict, ABC):
     @abstractmethod
     def num_logprobs(self) -> int:
         """As `SamplingParams` has it. Raises BadRequest."""
+
+    @property
+    def num_samples(self) -> int:
+        """Of each prompt; `n` of them are answers. Raises BadRequest."""
+        return self.n
 
     @property
     def num_prompt_logprobs(self) -> int:
@@ -164,6 +170,23 @@ class CompletionBody(RequestBody):
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool = False
+    best_of: Count | None = None
+
+    @property
+    def num_samples(self) -> int:
+        best_of = self.best_of or self.n
+        if best_of < self.n:
+            raise BadRequest(
+                f"'best_of' is {best_of}; it must be at least 'n', which is {self.n}.",
+                param="best_of",
+            )
+        if best_of > self.n and self.stream:
+            raise BadRequest(
+                "'best_of' must be equal to 'n' when 'stream' is true: which answers are the best "
+                "is known at their ends.",
+                param="best_of",
+            )
+        return best_of
 
     @property
     def num_logprobs(self) -> int:

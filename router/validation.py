@@ -80,7 +80,9 @@ class Validator:
             wanted = max_tokens or min(default_max_tokens or room, room)
             prompt_id = RequestId(f"{request_id}-{index}")
             sampling = for_prompt(shared, body.seed, wanted)
-            valid.append(ValidPrompt(prompt_id, token_ids, sampling, body.cache_salt or ""))
+            salt = body.cache_salt or ""
+            prompt = ValidPrompt(prompt_id, token_ids, sampling, salt, num_samples=body.num_samples)
+            valid.append(prompt)
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         options = body.stream_options
         return ValidRequest(
@@ -90,6 +92,8 @@ class Validator:
             is_streaming=body.stream,
             has_usage_chunk=options is not None and options.include_usage,
             num_prompt_logprobs=0 if body.prompt_logprobs is None else 1 + body.prompt_logprobs,
+            n=body.n,
+            has_logprobs=body.num_logprobs > 0,
         )
 
     def _encode_prompts(self, body: CompletionBody) -> list[TokenIds]:

@@ -66,14 +66,14 @@ class Worker:
         return not max_queue_ms or self.status.queue_ms <= max_queue_ms
 
     @contextmanager
-    def in_flight(self) -> Iterator[None]:
-        """Held for the life of a call."""
+    def in_flight(self, num_samples: int = 1) -> Iterator[None]:
+        """Held for the life of a call, which makes so many sequences run."""
         self.num_picks += 1
-        self._num_in_flight += 1
+        self._num_in_flight += num_samples
         try:
             yield
         finally:
-            self._num_in_flight -= 1
+            self._num_in_flight -= num_samples
 
     async def refresh(self, timeout_s: float) -> None:
         """Asks for the status, once."""

@@ -12,6 +12,7 @@ from router.config import RouterConfig
 from router.dispatch import Dispatcher
 from router.metrics import RouterMetrics
 from router.request import FinishReason, RequestId, SamplingParams, TokenLogprobs, ValidPrompt
+from router.sample import Deliver
 from router.workers import WorkerSet
 from tests.e2e.cluster import MODEL_NAME, WorkerProcess
 
@@ -47,8 +48,30 @@ class TokenClient:
 
         request_id = RequestId(f"test-{next(self._serial)}")
         valid = ValidPrompt(request_id, tuple(prompt), params, cache_salt)
-        told.prompt_logprobs += await self._dispatcher.run(valid, deliver)
+        told.prompt_logprobs += await self._dispatcher.run(valid, [deliver])
         return told
+
+    async def samples(
+        self, prompt: Sequence[int], max_tokens: int, n: int, **sampling: Any
+    ) -> list[list[int]]:
+        """The tokens of each of n samples of one request."""
+        off = {"top_k": 0, "top_p": 1.0, "stop_token_ids": (), "ignore_eos": True}
+        params = SamplingParams(**{**off, "max_tokens": max_tokens, **sampling})
+        token_ids: list[list[int]] = [[] for _ in range(n)]
+
+        def taken_by(sample: list[int]) -> Deliver:
+            def deliver(
+                new: Sequence[int], reason: FinishReason | None, told: Sequence[TokenLogprobs]
+            ) -> bool:
+                sample.extend(new)
+                return True
+
+            return deliver
+
+        request_id = RequestId(f"test-{next(self._serial)}")
+        valid = ValidPrompt(request_id, tuple(prompt), params, num_samples=n)
+        await self._dispatcher.run(valid, [taken_by(sample) for sample in token_ids])
+        return token_ids
 
     async def generate(
         self,

@@ -69,7 +69,7 @@ class Bench:
 
     async def run(self, prompt: ValidPrompt | None = None, wanted: int = 1000) -> Client:
         client = Client(wanted=wanted)
-        await self.dispatcher.run(prompt or make_prompt(), client.take)
+        await self.dispatcher.run(prompt or make_prompt(), [client.take])
         return client
 
     def retries(self, leg: str, reason: str) -> float:
@@ -102,7 +102,7 @@ async def bench_over_fakes(
 @asynccontextmanager
 async def until_tokens(bench: Bench, client: Client, count: int) -> AsyncIterator[None]:
     """Runs a prompt; the body is run when that many tokens are there."""
-    running = asyncio.create_task(bench.dispatcher.run(make_prompt(), client.take))
+    running = asyncio.create_task(bench.dispatcher.run(make_prompt(), [client.take]))
     await until(lambda: len(client.token_ids) >= count)
     yield
     await running

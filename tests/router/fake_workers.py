@@ -20,6 +20,7 @@ import grpc
 from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
 from tests.router.fake_logprobs import logprobs_of, prompt_logprobs_of
+from tests.router.fake_relay import Relay
 
 FINGERPRINT = b"f" * 32
 MAX_MODEL_LEN = 100
@@ -27,24 +28,6 @@ MAX_MODEL_LEN = 100
 Request = TypeVar("Request")
 CallT = TypeVar("CallT")
 T = TypeVar("T")
-
-
-@dataclass
-class Relay:
-    """What all fake workers of a test share."""
-
-    answer: Sequence[int] = ()
-    commits: dict[bytes, asyncio.Future[list[int]]] = field(default_factory=dict)
-    """Transfer id → token 0 (or nothing, on a resume), once the prefill leg has shipped."""
-    num_open_calls: int = 0
-    prefill_hit: int = 0
-    """Prompt tokens that the workers say they had cached, as the next."""
-    decode_hit: int = 0
-
-    def commit(self, transfer_id: bytes) -> asyncio.Future[list[int]]:
-        if transfer_id not in self.commits:
-            self.commits[transfer_id] = asyncio.get_running_loop().create_future()
-        return self.commits[transfer_id]
 
 
 class Call(Generic[Request]):
@@ -88,8 +71,11 @@ class GenerateCall(Call[pb.GenerateRequest]):
         await self.context.write(pb.GenerateEvent(reserved=ticket))
         return transfer_id
 
-    async def tokens(self, first_index: int, token_ids: Sequence[int], hit: int = 0) -> None:
+    async def tokens(
+        self, first_index: int, token_ids: Sequence[int], hit: int = 0, sample: int = 0
+    ) -> None:
         tokens = pb.Tokens(
+            sample=sample,
             first_index=first_index,
             token_ids=token_ids,
             num_cached_tokens=hit,
@@ -97,20 +83,24 @@ class GenerateCall(Call[pb.GenerateRequest]):
         )
         await self.context.write(pb.GenerateEvent(tokens=tokens))
 
-    async def finish(self, reason: pb.FinishReason.ValueType = pb.FINISH_REASON_STOP) -> None:
-        await self.context.write(pb.GenerateEvent(finished=pb.Finished(reason=reason)))
+    async def finish(
+        self, reason: pb.FinishReason.ValueType = pb.FINISH_REASON_STOP, sample: int = 0
+    ) -> None:
+        finished = pb.Finished(sample=sample, reason=reason)
+        await self.context.write(pb.GenerateEvent(finished=finished))
 
     @property
     def num_delivered(self) -> int:
         return len(self.request.samples[0].output_token_ids)
 
-    async def say_rest(self, start: int, hit: int = 0) -> None:
+    async def say_rest(self, start: int, hit: int = 0, sample: int = 0) -> None:
         """Tokens [start, …) of the answer, one by one, and the end."""
-        end = min(len(self.relay.answer), self.request.sampling.max_tokens)
+        answer = self.relay.answer_of(sample)
+        end = min(len(answer), self.request.sampling.max_tokens)
         for index in range(start, end):
-            await self.tokens(index, [self.relay.answer[index]], 0 if index else hit)
-        is_whole = end == len(self.relay.answer)
-        await self.finish(pb.FINISH_REASON_STOP if is_whole else pb.FINISH_REASON_LENGTH)
+            await self.tokens(index, [answer[index]], 0 if index else hit, sample)
+        is_whole = end == len(answer)
+        await self.finish(pb.FINISH_REASON_STOP if is_whole else pb.FINISH_REASON_LENGTH, sample)
 
     async def prompt_logprobs(self) -> None:
         for told in prompt_logprobs_of(self.request):
@@ -124,7 +114,9 @@ class GenerateCall(Call[pb.GenerateRequest]):
             transfer_id = await self.reserve()
             await self.relay.commit(transfer_id)
             hit = max(hit, self.relay.prefill_hit)  # as COMMIT says: `FirstToken` may come later
-        await self.say_rest(self.num_delivered, hit)
+        for sample, known in enumerate(self.request.samples):
+            if not known.is_finished:
+                await self.say_rest(len(known.output_token_ids), hit, sample)
 
 
 class PrefillCall(Call[pb.PrefillRequest]):
@@ -135,11 +127,14 @@ class PrefillCall(Call[pb.PrefillRequest]):
         self,
         token_id: int | None = None,
         reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED,
+        sample: int = 0,
     ) -> None:
         if token_id is None:
-            token_id = self.relay.answer[0]
+            token_id = self.relay.answer_of(sample)[0]
         hit = self.relay.prefill_hit
-        first = pb.FirstToken(token_id=token_id, finish_reason=reason, num_cached_tokens=hit)
+        first = pb.FirstToken(
+            sample=sample, token_id=token_id, finish_reason=reason, num_cached_tokens=hit
+        )
         for entry in logprobs_of([token_id], self.request.sampling.num_logprobs):
             first.logprobs.CopyFrom(entry)
         await self.context.write(pb.PrefillEvent(first_token=first))
@@ -156,11 +151,15 @@ class PrefillCall(Call[pb.PrefillRequest]):
 
     async def run_happily(self) -> None:
         await self.prompt_logprobs()
+        known = self.request.samples
+        wanted = [index for index, sample in enumerate(known) if not sample.is_finished]
         if self.request.sampling.max_tokens == 1:
-            await self.first_token(reason=pb.FINISH_REASON_LENGTH)
+            for sample in wanted:
+                await self.first_token(reason=pb.FINISH_REASON_LENGTH, sample=sample)
             return
-        if not self.request.samples[0].output_token_ids:
-            await self.first_token()
+        if not any(sample.output_token_ids for sample in known):
+            for sample in wanted:
+                await self.first_token(sample=sample)
         await self.ship()
 
 

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from tests.router.conftest import RunningRouter, StartRouter
+from tests.router.fake_relay import Relay
 from tests.router.fake_workers import (
     GenerateCall,
     PrefillCall,
-    Relay,
     fake_cluster,
     until,
 )

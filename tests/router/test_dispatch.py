@@ -57,7 +57,7 @@ async def test_token_0_goes_out_before_the_transfer_ends(start_bench: StartBench
             await call.ship()
 
         bench.cluster.prefills[0].scripts.append(slow)
-        await bench.dispatcher.run(make_prompt(), client.take)
+        await bench.dispatcher.run(make_prompt(), [client.take])
         assert client.token_ids == list(ANSWER)
 
 

@@ -58,7 +58,7 @@ async def test_it_waits_without_a_promise_and_tries_again(
             fill(worker, 1)
         await known_to_be_full(bench)
         client = Client()
-        running = asyncio.create_task(bench.dispatcher.run(make_prompt(max_tokens), client.take))
+        running = asyncio.create_task(bench.dispatcher.run(make_prompt(max_tokens), [client.take]))
         await until(lambda: bench.retries("prefill", "queue_full") == 2)
         await until(lambda: bench.cluster.relay.num_open_calls == 0)
         await asyncio.sleep(0.15)  # some statuses later it still waits, and holds nothing

@@ -68,9 +68,9 @@ async def test_the_official_client_understands_errors(start_router: StartRouter)
     ):
         with pytest.raises(openai.BadRequestError) as refusal:
             await client.chat.completions.create(
-                model="tiny", messages=[{"role": "user", "content": "Hi"}], n=2
+                model="tiny", messages=[{"role": "user", "content": "Hi"}], store=True
             )
-        assert (refusal.value.param, refusal.value.code) == ("n", "unsupported_parameter")
+        assert (refusal.value.param, refusal.value.code) == ("store", "unsupported_parameter")
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("gpt-4")
 
@@ -84,7 +84,7 @@ async def test_answers_are_what_openais_types_say(
         chunks = events_of((await router.chat(**options)).text)[:-1]
         text = (await router.complete()).text
         text_chunks = events_of((await router.complete(**options)).text)[:-1]
-        error = (await router.complete(n=2)).text
+        error = (await router.complete(suffix="x")).text
         models = (await router.http.get("/v1/models")).text
 
         ChatCompletion.model_validate_json(chat, strict=True)

@@ -140,7 +140,7 @@ async def test_a_contradiction_resumes_from_what_was_delivered(start_bench: Star
             await call.ship()
 
         bench.cluster.prefills[0].scripts.append(other_token)
-        await bench.dispatcher.run(make_prompt(), client.take)
+        await bench.dispatcher.run(make_prompt(), [client.take])
         # What the client has stands; decode's own idea of index 0 does not.
         assert client.token_ids == [99, *ANSWER[1:]]
         assert bench.cluster.decodes[0].requests[1].samples[0].output_token_ids == [99]

@@ -43,42 +43,42 @@ class Client:
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5))))
 def test_copies_are_delivered_once(events: list[tuple[int, int]]) -> None:
     client = Client()
-    progress = Progress(PROMPT, client.take, deadline=0.0)
+    progress = Progress(PROMPT, [client.take], deadline=0.0)
     for first, count in events:
-        if first <= len(progress.token_ids):
-            progress.accept(first, ANSWER[first : first + count])
-    assert client.token_ids == progress.token_ids == ANSWER[: len(client.token_ids)]
+        if first <= len(progress.samples[0].token_ids):
+            progress.samples[0].accept(first, ANSWER[first : first + count])
+    assert client.token_ids == progress.samples[0].token_ids == ANSWER[: len(client.token_ids)]
 
 
 def test_a_gap_and_a_contradiction_reopen() -> None:
-    progress = Progress(PROMPT, Client().take, deadline=0.0)
-    progress.accept(0, [5, 6])
+    progress = Progress(PROMPT, [Client().take], deadline=0.0)
+    progress.samples[0].accept(0, [5, 6])
     with pytest.raises(Reopen):
-        progress.accept(3, [8])
+        progress.samples[0].accept(3, [8])
     with pytest.raises(Reopen):
-        progress.accept(1, [9, 9])
-    assert progress.token_ids == [5, 6]
+        progress.samples[0].accept(1, [9, 9])
+    assert progress.samples[0].token_ids == [5, 6]
 
 
 def test_the_end_is_told_once() -> None:
     client = Client()
-    progress = Progress(PROMPT, client.take, deadline=0.0)
-    progress.accept(0, [5], FinishReason.STOP)
-    progress.accept(1, [6])
+    progress = Progress(PROMPT, [client.take], deadline=0.0)
+    progress.samples[0].accept(0, [5], FinishReason.STOP)
+    progress.samples[0].accept(1, [6])
     assert progress.is_finished
     assert (client.token_ids, client.finish_reason) == ([5], FinishReason.STOP)
 
 
 def test_a_client_that_wants_no_more_ends_it() -> None:
     client = Client(wanted=2)
-    progress = Progress(PROMPT, client.take, deadline=0.0)
-    progress.accept(0, [5, 6])
+    progress = Progress(PROMPT, [client.take], deadline=0.0)
+    progress.samples[0].accept(0, [5, 6])
     assert progress.is_finished
 
 
 def test_the_largest_hit_counts() -> None:
     told: list[int] = []
-    progress = Progress(PROMPT, Client().take, deadline=0.0, note_cached=told.append)
+    progress = Progress(PROMPT, [Client().take], deadline=0.0, note_cached=told.append)
     for num_tokens in (0, 32, 16, 0, 48):
         progress.note_cached(num_tokens)
     assert told == [32, 48]

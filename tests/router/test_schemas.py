@@ -36,8 +36,10 @@ def test_what_asks_for_nothing_is_taken(harmless: JSONObject) -> None:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": 0}, "n"),
         ({"n": True}, "n"),
+        ({"best_of": 2}, "best_of"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"logprobs": 1}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -113,7 +115,30 @@ def test_a_refusal_names_the_parameter(change: JSONObject, param: str) -> None:
     assert param.split(".")[-1] in refusal.value.message
 
 
-@pytest.mark.parametrize("change", [{"suffix": "x"}, {"best_of": 2}])
+@pytest.mark.parametrize(
+    "change", [{"best_of": 17}, {"best_of": 0}, {"best_of": True}, {"n": 17}, {"n": 1.5}]
+)
+def test_samples_are_bounded(change: JSONObject) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        CompletionBody.parse({**COMPLETION, **change})
+    assert refusal.value.param in change
+
+
+@pytest.mark.parametrize("change", [{"n": 3, "best_of": 2}, {"n": 2, "best_of": 3, "stream": True}])
+def test_best_of_is_no_less_than_n_and_not_streamed(change: JSONObject) -> None:
+    body = CompletionBody.parse({**COMPLETION, **change})
+    with pytest.raises(BadRequest) as refusal:
+        body.num_samples  # noqa: B018
+    assert refusal.value.param == "best_of"
+
+
+@pytest.mark.parametrize("change", [{"n": 2, "best_of": 2, "stream": True}, {"n": 2}, {}])
+def test_best_of_is_n_unless_said(change: JSONObject) -> None:
+    body = CompletionBody.parse({**COMPLETION, **change})
+    assert body.num_samples == body.n
+
+
+@pytest.mark.parametrize("change", [{"suffix": "x"}, {"store": True}])
 def test_what_completions_do_not_have(change: JSONObject) -> None:
     with pytest.raises(BadRequest) as refusal:
         CompletionBody.parse({**COMPLETION, **change})
