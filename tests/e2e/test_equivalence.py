@@ -203,3 +203,38 @@ async def test_one_token_needs_no_handoff(relay: Relay) -> None:
         name, direction="received"
     )
     relay.cluster.assert_all_back()
+
+
+@pytest.mark.parametrize(("prefill_block", "decode_block"), PAIRS[1:])
+async def test_n_samples_take_one_prefill_and_one_transfer(
+    relay: Relay, prefill_block: int, decode_block: int
+) -> None:
+    """Greedy ones are transformers'; drawn ones are those of a colocated engine, and differ."""
+    prefill = relay.workers["prefill", prefill_block]
+    decode = relay.workers["decode", decode_block]
+    lengths = (BLOCK - 1, 64, CHUNK + 1)
+    prompts = prompts_of(lengths, seed=40 + prefill_block)
+    hot = {"temperature": 1.0, "seed": 5}
+    before, prefill_before = decode.metrics(), prefill.metrics()
+    async with token_client([prefill], [decode]) as client:
+        drawn = [await client.samples(prompt, NUM_OUTPUTS, 4, **hot) for prompt in prompts]
+    after, prefill_after = decode.metrics(), prefill.metrics()
+
+    def grown(name: str, **labels: str) -> float:
+        return after.value(name, **labels) - before.value(name, **labels)
+
+    assert grown("baton_handoff_bytes_total", direction="received") == (
+        sum(lengths) * relay.token_nbytes
+    )
+    assert grown("baton_prompt_tokens_total", source="received") == sum(lengths)
+    assert grown("baton_prompt_tokens_total", source="computed") == 0
+    assert grown("baton_handoff_stage_seconds_count", stage="attach") == len(lengths)
+    computed = prefill_after.value("baton_prompt_tokens_total", source="computed")
+    computed -= prefill_before.value("baton_prompt_tokens_total", source="computed")
+    assert computed == sum(lengths)
+    async with token_client([], [decode], mode="colocated") as client:
+        assert [await client.samples(p, NUM_OUTPUTS, 4, **hot) for p in prompts] == drawn
+        greedy = await client.samples(prompts[-1], NUM_OUTPUTS, 3, temperature=0.0, seed=0)
+    assert greedy == [relay.expected(prompts[-1])] * 3
+    assert all(len(set(map(tuple, samples))) > 1 for samples in drawn)
+    relay.cluster.assert_all_back()

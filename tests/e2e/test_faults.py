@@ -64,6 +64,19 @@ async def test_decode_killed_in_mid_stream(cluster: Cluster) -> None:
         assert client.retries("decode") == 1
 
 
+async def test_decode_killed_with_three_samples_under_way(cluster: Cluster) -> None:
+    """Each goes on where it was."""
+    prompt, hot = prompt_of(9, 100), {"temperature": 1.0, "seed": 3}
+    async with relay_client(cluster) as client:
+        expected = await client.samples(prompt, NUM_OUTPUTS, 3, cache_salt="undisturbed", **hot)
+        answer = asyncio.create_task(client.samples(prompt, NUM_OUTPUTS, 3, **hot))
+        victim = await first(of_role(cluster, "decode"), is_decoding)
+        victim.kill()
+        assert await answer == expected
+        assert client.retries("decode") == 1
+    assert len(set(map(tuple, expected))) == 3
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_worker_killed_before_it_is_used(cluster: Cluster, role: str) -> None:
     prompt = prompt_of(3, 60)

@@ -55,6 +55,7 @@ class TokenClient:
         self, prompt: Sequence[int], max_tokens: int, n: int, **sampling: Any
     ) -> list[list[int]]:
         """The tokens of each of n samples of one request."""
+        cache_salt = sampling.pop("cache_salt", "")
         off = {"top_k": 0, "top_p": 1.0, "stop_token_ids": (), "ignore_eos": True}
         params = SamplingParams(**{**off, "max_tokens": max_tokens, **sampling})
         token_ids: list[list[int]] = [[] for _ in range(n)]
@@ -69,7 +70,7 @@ class TokenClient:
             return deliver
 
         request_id = RequestId(f"test-{next(self._serial)}")
-        valid = ValidPrompt(request_id, tuple(prompt), params, num_samples=n)
+        valid = ValidPrompt(request_id, tuple(prompt), params, cache_salt, num_samples=n)
         await self._dispatcher.run(valid, [taken_by(sample) for sample in token_ids])
         return token_ids
 
