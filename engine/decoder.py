@@ -54,12 +54,13 @@ def load_decoder(
         # Loading is torch's; threads beyond the cores would spin and wait for each other.
         torch.set_num_threads(config.num_threads)
     kernels, reason = choose_kernels(config, model, dtype, device)
-    logger.info("the model runs by %s%s", kernels, f": {reason}" if reason else "")
+    num_threads = config.num_threads or torch.get_num_threads()
+    why = f" ({reason})" if reason else ""
+    logger.info("the model runs by %s%s, threads: %d", kernels, why, num_threads)
     if kernels == "numba":
         from engine.cpu.model import PanelModel  # compiles, and needs Numba
         from engine.cpu.team import Team
 
-        num_threads = config.num_threads or torch.get_num_threads()
         team = Team(num_threads, config.nice)
         return _read(config, model, dtype, device, lambda reader: PanelModel.read(reader, team))
     weights = _read(config, model, dtype, device, ModelWeights.read)

@@ -6,6 +6,7 @@
 4. `stop` ends it; `failure` tells whether it ended by itself.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -25,6 +26,8 @@ from engine.prefix_cache import PrefixCache
 from engine.request import EngineEvent, FirstToken, RequestId, TokenLogprobs
 from engine.scheduler import Scheduler
 from runtime.grammar import Vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 class Engine(EngineLoop):
@@ -50,6 +53,13 @@ class Engine(EngineLoop):
         self.fingerprint = fingerprint(self.model_config, digest, dtype, wire_version)
         num_blocks = config.resolve_num_blocks(self.model_config)
         kv_cache = KVCache(self.model_config, num_blocks, config.block_size, dtype, device)
+        logger.info(
+            "%s on %s; KV pool of %.2f GiB, room for %d tokens",
+            str(dtype).removeprefix("torch."),
+            device,
+            kv_cache.data.nbytes / 2**30,
+            num_blocks * config.block_size,
+        )
         self.copier = KVCopier(kv_cache)
         pool = BlockPool(num_blocks, config.block_size)
         scheduler = Scheduler(
