@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
+import numba
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
@@ -23,7 +24,8 @@ _Emit = Callable[..., Any]
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 V_F32, V_I16, V_I32 = (ir.VectorType(scalar, LANES) for scalar in (F32, I16, I32))
 
-_FEATURES = llvmlite.binding.get_host_cpu_features()
+# Numba can be told to compile for another CPU (NUMBA_CPU_NAME): then only what every CPU has.
+_FEATURES = {} if numba.config.CPU_NAME else llvmlite.binding.get_host_cpu_features()
 _HAS_BF16_DOT = bool(_FEATURES.get("avx512bf16", False))
 _HAS_SCALEF = bool(_FEATURES.get("avx512f", False))
 
