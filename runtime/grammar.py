@@ -77,8 +77,13 @@ def of_regex(pattern: str) -> str:
 def of_choices(choices: Sequence[str]) -> str:
     """Exactly one of `choices`."""
     # One terminal, not a rule of alternatives: the parser's rows then stay short.
-    texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    texts = " | ".join(_quoted(choice) for choice in choices)
     return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
+
+
+def _quoted(text: str) -> str:
+    """As Lark reads it: like JSON, but DEL must be escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def of_ebnf(text: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -131,6 +131,7 @@ def test_a_state_rebuilt_from_tokens_is_the_one_that_took_them_one_by_one(
 
 
 @settings(max_examples=40, deadline=None)
+@example(choices=['\x7f\x00"\\'], seed=0)
 @given(choices=st.lists(st.text(max_size=6), min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_a_choice_is_one_of_the_choices(
     vocabulary: Vocabulary, decode: Decode, choices: list[str], seed: int
