@@ -1,0 +1,72 @@
+"""`python -m bench.step --model-path FOLDER`: milliseconds of one step of the model, by Numba's
+kernels and by torch's, in turns within one process. Prints the ceiling, a table and a JSON line.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.ceiling import measure
+from engine.batch import BatchInput, BatchRow
+from engine.config import ModelConfig
+from engine.decoder import Decoder, Kernels, load_decoder
+from engine.engine_config import EngineConfig
+from engine.kv_cache import KVCache
+
+CPU = torch.device("cpu")
+BLOCK_SIZE, NUM_BLOCKS = 16, 160
+STEPS = ((1, 256, 1), (4, 256, 1), (8, 256, 1), (1, 0, 128), (1, 1536, 512), (1, 0, 2048))
+"""(sequences, computed tokens of each, new tokens of each)"""
+BOTH: tuple[Kernels, ...] = ("numba", "torch")
+
+
+def batch_of(num_seqs: int, computed: int, new: int) -> BatchInput:
+    blocks = np.random.default_rng(1).permutation(NUM_BLOCKS).reshape(num_seqs, -1)
+    token_ids = np.full(new, 17, dtype=np.int64)
+    rows = [BatchRow(token_ids, computed, table, wants_logits=True) for table in blocks]
+    return BatchInput.build(rows, BLOCK_SIZE, CPU)
+
+
+@torch.inference_mode()
+def best_ms(decoder: Decoder, batch: BatchInput, kv: KVCache, repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        decoder.forward(batch, kv)
+        times.append(time.perf_counter() - began)
+    return min(times) * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model-path", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=8)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print("\n".join(measure(args.model_path).lines(2048)))
+    model = ModelConfig.from_folder(args.model_path)
+    kv = KVCache(model, NUM_BLOCKS, BLOCK_SIZE, model.dtype, CPU)
+    decoders = {}
+    for kernels in BOTH:
+        config = EngineConfig(args.model_path, kernels=kernels, num_threads=args.threads)
+        decoders[kernels] = load_decoder(config, model, model.dtype, CPU)
+    figures = []
+    for num_seqs, computed, new in STEPS:
+        batch = batch_of(num_seqs, computed, new)
+        repeats = args.repeats if new < 512 else 2
+        took = {name: best_ms(each, batch, kv, repeats) for name, each in decoders.items()}
+        words = ", ".join(f"{name} {ms:.1f} ms" for name, ms in took.items())
+        print(f"{num_seqs} x {new} tokens behind {computed}: {words}")
+        figures.append({"seqs": num_seqs, "computed": computed, "new": new, "best_ms": took})
+    for each in decoders.values():
+        each.close()
+    print(json.dumps({"bench": "step", "threads": args.threads, "steps": figures}))
+
+
+if __name__ == "__main__":
+    main()
