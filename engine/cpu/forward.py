@@ -14,6 +14,7 @@ from engine.cpu.tile import PANEL
 REGIONS_PER_LAYER = 9
 HEAD_REGIONS = 2
 _MANY = 4
+"""Sequences with one new token that are items enough for all threads."""
 
 
 def num_regions(num_layers: int) -> int:

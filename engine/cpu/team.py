@@ -17,6 +17,7 @@ from functools import partial
 logger = logging.getLogger(__name__)
 
 _Job = Callable[[int], None]
+_CLOSE_TIMEOUT_S = 10.0
 
 
 class Team:
@@ -40,11 +41,13 @@ class Team:
         function(0)
 
     def close(self) -> None:
-        """Ends and joins the others."""
+        """Ends and joins the others; one that does not end in time is left to the process's end."""
         for jobs in self._jobs:
             jobs.put(None)
         for thread in self._threads:
-            thread.join()
+            thread.join(_CLOSE_TIMEOUT_S)
+            if thread.is_alive():
+                logger.error("%s did not end in %.0f s", thread.name, _CLOSE_TIMEOUT_S)
         self._threads = []
 
     def _start(self) -> None:
