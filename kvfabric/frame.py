@@ -24,14 +24,15 @@ TransferId = NewType("TransferId", bytes)
 """16 random bytes: the name of a transfer and the capability to send it."""
 
 TRANSFER_ID_NBYTES = 16
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 RAW = 0
 """Codec id of a payload as it lies in memory; there is no other yet."""
 MAGIC = b"BTNF"
 
-# magic, version, kind, codec, transfer id, sequence, tokens, layers, heads, flags, nbytes, checksum
-_HEADER = struct.Struct("<4sHBB16sIIIHHHHB3xQQ")
+# magic, version, kind, codec, transfer id, sequence, tokens, layers, heads, flags, number, nbytes,
+# checksum
+_HEADER = struct.Struct("<4sHBB16sIIIHHHHB3xIIQ")
 _TRAILER = struct.Struct("<Q")
 HEADER_NBYTES = _HEADER.size
 TRAILER_NBYTES = _TRAILER.size
@@ -80,6 +81,9 @@ class FrameHeader:
     """xxh3_64 of the payload; None when the sender computes none."""
     codec: int = RAW
     """How the payload is encoded; 0 is raw. The fabric carries it and never looks."""
+    number: int = 0
+    """Of the message on its connection, modulo 2**32: tells a repeated message from an offered one,
+    whatever has become of its transfer."""
 
 
 def message_nbytes(payload_nbytes: int) -> int:
@@ -103,7 +107,7 @@ def write_frame(header: FrameHeader, message: memoryview) -> memoryview:
     _HEADER.pack_into(
         message, 0, MAGIC, WIRE_VERSION, header.kind, header.codec, header.transfer_id,
         header.sequence, r.first_token, r.num_tokens, r.first_layer, r.num_layers, r.first_head,
-        r.num_heads, flags, header.nbytes, header.checksum or 0,
+        r.num_heads, flags, header.number, header.nbytes, header.checksum or 0,
     )  # fmt: skip
     digest = xxhash.xxh3_64_intdigest(message[:HEADER_NBYTES])
     _TRAILER.pack_into(message, HEADER_NBYTES + header.nbytes, digest)
@@ -115,7 +119,7 @@ def read_frame(message: memoryview) -> FrameHeader:
     if len(message) < message_nbytes(0):
         raise BadFrame(f"a frame of {len(message)} bytes has no room for its header")
     magic, version, kind, codec, transfer_id, sequence, *rest = _HEADER.unpack_from(message)
-    *bounds, flags, nbytes, checksum = rest
+    *bounds, flags, number, nbytes, checksum = rest
     if magic != MAGIC or version != WIRE_VERSION:
         raise BadFrame(f"magic {magic!r} and version {version} are not ours")
     if message_nbytes(nbytes) > len(message):
@@ -133,4 +137,5 @@ def read_frame(message: memoryview) -> FrameHeader:
         nbytes=nbytes,
         checksum=checksum if flags & _HAS_CHECKSUM else None,
         codec=codec,
+        number=number,
     )

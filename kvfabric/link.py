@@ -14,6 +14,7 @@ its frames were offered, VOID takes their place.
 
 import asyncio
 from collections import OrderedDict, deque
+from itertools import count
 
 from kvfabric.control import (
     CONTROL_NBYTES,
@@ -51,8 +52,8 @@ OFFER_AHEAD = 16
 """Frames on offer at most: more is fewer OFFERs, fewer is fewer VOIDs after a cancel."""
 
 
-def _void_frame() -> memoryview:
-    header = FrameHeader(FrameKind.VOID, TransferId(bytes(16)), 0, NO_RANGE, 0, None)
+def _void_frame(number: int) -> memoryview:
+    header = FrameHeader(FrameKind.VOID, TransferId(bytes(16)), 0, NO_RANGE, 0, None, number=number)
     return write_frame(header, memoryview(bytearray(message_nbytes(0))))
 
 
@@ -82,7 +83,7 @@ class Link:
         self._changed = asyncio.Event()
         self._frames = TaskSet()
         self._broken: asyncio.Future[FabricError] = asyncio.get_running_loop().create_future()
-        self._void = _void_frame()
+        self._numbers = count()  # of the messages on FRAMES
 
     @property
     def over(self) -> bool:
@@ -168,7 +169,7 @@ class Link:
         """Fills and sends one popped frame. Not cancelled: its slot is written or read by others
         until it ends."""
         try:
-            message = await outgoing.fill(frame, slot)
+            message = await outgoing.fill(frame, slot, self._next_number())
         except FabricError as error:
             outgoing.fail(error)
             outgoing.not_posted()
@@ -222,8 +223,11 @@ class Link:
 
     def _void_excess_credit(self, endpoint: Endpoint) -> None:
         for _ in range(self._credit - self._num_offerable()):
-            endpoint.send(Channel.FRAMES, self._void)
+            endpoint.send(Channel.FRAMES, _void_frame(self._next_number()))
             self._credit -= 1
+
+    def _next_number(self) -> int:
+        return next(self._numbers) % 2**32
 
     def _num_offerable(self) -> int:
         return sum(outgoing.num_offerable for outgoing in self._turns)

@@ -14,6 +14,7 @@ import concurrent.futures
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvfabric.checksum import Checksummer
 from kvfabric.errors import FabricError, PackFailed, TransferAborted
@@ -114,13 +115,13 @@ class Outgoing:
         self._unposted += 1
         return frame
 
-    async def fill(self, frame: FrameRange | None, slot: Slot) -> memoryview:
-        """Packs the frame into its slot; returns the message. Raises `FabricError`, also when
-        the transfer has failed meanwhile."""
+    async def fill(self, frame: FrameRange | None, slot: Slot, number: int) -> memoryview:
+        """Packs the frame into its slot; returns the message, which has this number on its
+        connection. Raises `FabricError`, also when the transfer has failed meanwhile."""
         header = await (self._fill_commit(slot) if frame is None else self._fill_kv(frame, slot))
         if self.error is not None:
             raise self.error
-        return write_frame(header, slot.message)
+        return write_frame(replace(header, number=number), slot.message)
 
     def posted(self, frame: FrameRange | None) -> None:
         """The message of a popped frame is handed to the network."""

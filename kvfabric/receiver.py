@@ -14,6 +14,7 @@ A transfer that is lost leaves the connection and the other transfers alone.
 
 import asyncio
 import time
+from collections import OrderedDict
 
 from kvfabric.checksum import Checksummer
 from kvfabric.control import (
@@ -47,6 +48,8 @@ MAX_OFFERED = 1024
 
 MAX_UNREAD_ABORTS = 64
 
+NUMBERS_REMEMBERED = 4 * MAX_OFFERED
+
 
 class Reception:
     """One peer's frames, from HELLO to the break of the connection."""
@@ -69,6 +72,7 @@ class Reception:
         self._frame_timeout_s = frame_timeout_s
         self._peer = 0  # generation of the sending process: its connections share one cap
         self._owed = 0  # frames offered and not yet given a slot
+        self._numbers: OrderedDict[int, None] = OrderedDict()  # of the last messages
         self._offered = asyncio.Event()
         self._frames = TaskSet()
         self._aborts: set[asyncio.Future[None]] = set()  # on their way
@@ -126,11 +130,29 @@ class Reception:
     async def _take(self, slot: Slot, received: asyncio.Future[None]) -> None:
         try:
             await within(self._frame_timeout_s, received, "an offered frame")
-            await self._handle(read_frame(slot.message), slot.message)
+            header = read_frame(slot.message)
+            if self._is_new(header.number):
+                await self._handle(header, slot.message)
+            else:
+                self._receive_again()
         except FabricError as error:
             self.break_off(error)
         if await settled(received, self._frame_timeout_s):
             self._slots.release(slot)
+
+    def _is_new(self, number: int) -> bool:
+        if number in self._numbers:
+            return False
+        self._numbers[number] = None
+        if len(self._numbers) > NUMBERS_REMEMBERED:
+            self._numbers.popitem(last=False)
+        return True
+
+    def _receive_again(self) -> None:
+        """A message that came twice has taken the receive of one that was offered."""
+        self._counters.dropped_frames += 1
+        self._owed += 1
+        self._offered.set()
 
     async def _handle(self, header: FrameHeader, message: memoryview) -> None:
         if header.kind is FrameKind.VOID:

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from itertools import count
 
 from kvfabric.control import (
     CONTROL_NBYTES,
@@ -13,6 +15,7 @@ from kvfabric.control import (
     decode_control,
     encode_control,
 )
+from kvfabric.errors import BadFrame
 from kvfabric.frame import (
     NO_RANGE,
     FrameHeader,
@@ -21,6 +24,7 @@ from kvfabric.frame import (
     message_nbytes,
     payload_checksum,
     payload_view,
+    read_frame,
     write_frame,
 )
 from kvfabric.frame_plan import plan_frames
@@ -36,6 +40,7 @@ class RawSender:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self._numbers = count()
 
     async def offer(self, num_frames: int) -> None:
         await self.say(Offer(num_frames))
@@ -54,6 +59,9 @@ class RawSender:
         return message
 
     async def send(self, message: memoryview) -> None:
+        """With the next number of the connection, if it is a whole frame."""
+        with suppress(BadFrame):
+            write_frame(replace(read_frame(message), number=next(self._numbers)), message)
         await self._within(self.endpoint.send(Channel.FRAMES, message))
 
     async def offer_and_send(self, *messages: memoryview) -> None:
