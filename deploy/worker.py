@@ -98,6 +98,8 @@ def run(config: WorkerConfig) -> None:
     )
     generation = new_generation()
     fabric_config = _fabric_config(config, engine, generation)
+    if config.inject_faults:
+        logger.warning("messages of the fabric are harmed on purpose", rules=config.inject_faults)
     check_framable(KVShape(*engine.kv_shape), fabric_config)
     fabric = Fabric(fabric_config, engine.copier.allocate_staging(fabric_config.staging_nbytes))
     fabric.start()
@@ -190,6 +192,7 @@ def _fabric_config(config: WorkerConfig, engine: Engine, generation: int) -> Fab
         send_timeout_s=config.send_timeout_s,
         first_frame_timeout_s=config.first_frame_timeout_s,
         transfer_timeout_s=config.transfer_timeout_s,
+        faults=config.inject_faults,
     )
 
 

@@ -79,6 +79,12 @@ class WorkerConfig:
     transfer_timeout_s: float = flag(
         30.0, help="longest silence of a transfer that has begun, before another ticket is minted"
     )
+    inject_faults: str = flag(
+        "",
+        metavar="RULES",
+        help="for tests: harm messages of the fabric, such as kv:drop:0.01,commit:delay:0.5,seed=7 "
+        "(rules: kvfabric/faults.py)",
+    )
 
     # The process.
     drain_grace_s: float = flag(30.0, help="time that running requests get on SIGTERM")

@@ -142,6 +142,15 @@ class WorkerCollector(Collector):
             CounterMetricFamily("baton_fabric_errors", "Errors of the fabric.", labels=["error"]),
             {(name,): count for name, count in stats.errors.items()},
         )
+        if stats.injected_faults:
+            yield _labelled(
+                CounterMetricFamily(
+                    "baton_fabric_injected_faults",
+                    "Messages harmed on purpose (--inject-faults), by kind of message and fault.",
+                    labels=["fault"],
+                ),
+                {(name,): count for name, count in stats.injected_faults.items()},
+            )
 
 
 def _swap_families(stats: EngineStats) -> Iterator[Metric]:

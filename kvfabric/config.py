@@ -32,6 +32,9 @@ class FabricConfig:
     transfer_timeout_s: float = 30.0
     """A transfer that has begun: from one sign of life to the next."""
 
+    faults: str = ""
+    """Rules by which messages sent are harmed, for tests; see kvfabric/faults.py."""
+
     @property
     def staging_nbytes(self) -> int:
         """How much staging memory `Fabric` wants."""

@@ -11,6 +11,7 @@ from kvfabric.checksum import Checksummer
 from kvfabric.config import FabricConfig
 from kvfabric.control import FINGERPRINT_NBYTES, Welcome
 from kvfabric.errors import FabricClosed, FabricError, HandshakeRefused
+from kvfabric.faults import FaultPlan
 from kvfabric.frame import TransferId
 from kvfabric.frame_plan import max_frame_tokens
 from kvfabric.incoming import IncomingTransfers
@@ -50,7 +51,8 @@ class Node:
             transfer_timeout_s=config.transfer_timeout_s,
             count_error=self._counters.count_error,
         )
-        self._transport = open_transport(config.listen)
+        self._faults = FaultPlan.parse(config.faults) if config.faults else None
+        self._transport = open_transport(config.listen, self._faults)
         self._sender = Sender(
             self._transport,
             fingerprint=config.fingerprint,
@@ -151,6 +153,7 @@ class Node:
             received_frames=self._counters.received_frames,
             dropped_frames=self._counters.dropped_frames,
             errors=dict(self._counters.errors),
+            injected_faults=dict(self._faults.injected) if self._faults is not None else {},
             loop_lag_s=max(tuple(self._lags_s)),
         )
 

@@ -29,6 +29,8 @@ class FabricStats:
     """Received and thrown away: late, unknown, duplicate, or of a lost transfer."""
     errors: dict[str, int]
     """Failed transfers by the name of their error."""
+    injected_faults: dict[str, int]
+    """Messages harmed on purpose, by `kind:fault`; see kvfabric/faults.py."""
     loop_lag_s: float
     """Longest time a due timer waited for the fabric's loop in the last 15 s."""
 

@@ -12,8 +12,12 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from kvfabric.errors import FabricError
+
+if TYPE_CHECKING:
+    from kvfabric.faults import FaultPlan
 
 
 class Channel(IntEnum):
@@ -80,8 +84,18 @@ def scheme_of(address: str) -> str:
     return address.partition("://")[0]
 
 
-def open_transport(address: str) -> Transport:
-    """The transport for a URI. Imports are late: UCX must not be touched by who needs none."""
+def open_transport(address: str, faults: "FaultPlan | None" = None) -> Transport:
+    """The transport for a URI, harmed as `faults` says. Imports are late: UCX must not be touched
+    by who needs none."""
+    transport = _open(address)
+    if faults is None:
+        return transport
+    from kvfabric.faults import FaultyTransport
+
+    return FaultyTransport(transport, faults)
+
+
+def _open(address: str) -> Transport:
     match scheme_of(address):
         case "inproc":
             from kvfabric.inproc import InprocTransport
