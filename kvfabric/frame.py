@@ -46,7 +46,8 @@ class FrameKind(IntEnum):
     """A range of a request's KV; `sequence` is the index of the frame in its transfer."""
 
     COMMIT = 2
-    """The end of a transfer; `sequence` is its number of KV frames."""
+    """The end of what one connection sends of a transfer; `sequence` is its number of KV frames,
+    the range names its heads and nothing else."""
 
     VOID = 3
     """Takes the place of a frame that was offered and then given up; carries nothing."""
@@ -62,6 +63,10 @@ class FrameRange:
     num_layers: int
     first_head: int
     num_heads: int
+
+    @property
+    def heads(self) -> range:
+        return range(self.first_head, self.first_head + self.num_heads)
 
 
 NO_RANGE = FrameRange(0, 0, 0, 0, 0, 0)

@@ -20,7 +20,8 @@ def max_frame_tokens(shape: KVShape, max_nbytes: int) -> int:
 def plan_frames(
     first_token: int, end_token: int, *, shape: KVShape, block_size: int, max_nbytes: int
 ) -> list[FrameRange]:
-    """Frames that cover tokens [first_token, end_token) of all layers and heads exactly once.
+    """Frames that cover tokens [first_token, end_token) of all layers and heads of `shape` exactly
+    once.
 
     `block_size` is the receiver's: cuts between frames lie on multiples of it, as far as a slot
     of `max_nbytes` payload bytes allows.
@@ -31,9 +32,9 @@ def plan_frames(
     for first, end in _token_runs(first_token, end_token, block_size, line_tokens, shape):
         layers = min(shape.num_layers, line_tokens // (end - first))
         for layer, layer_end in _even_cuts(0, shape.num_layers, layers):
-            frames.append(
-                FrameRange(first, end - first, layer, layer_end - layer, 0, shape.num_heads)
-            )
+            tokens, layers = end - first, layer_end - layer
+            heads = shape.first_head, shape.num_heads
+            frames.append(FrameRange(first, tokens, layer, layers, *heads))
     return frames
 
 

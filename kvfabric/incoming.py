@@ -1,7 +1,8 @@
 """The transfers this process expects, and what has become of each.
 
 1. `expect` opens one: from now on its frames are welcome, for a while.
-2. Its first frame binds it to the connection that sent it; the ticket is used up.
+2. A connection's first frame binds it to the heads that the frame names; the ticket is used up for
+   those.
 3. Each further sign of life (a frame here, a frame installed) starts the inactivity clock anew.
 4. It ends once: `committed` when everything is installed, `lost` on the first thing wrong, or
    silently by `forget`. Its frames are unknown from then on.
@@ -15,13 +16,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from kvfabric.control import AbortReason
-from kvfabric.errors import DeadlineExceeded, FabricError, TransferAborted
-from kvfabric.frame import TransferId
+from kvfabric.errors import BadFrame, DeadlineExceeded, FabricError, TransferAborted
+from kvfabric.frame import FrameHeader, TransferId
 from kvfabric.ticket import FrameSink, KVShape, ReceiveReport, Ticket
 from kvfabric.transfer import Transfer
+from kvfabric.transfer_part import Part
 
 OnLost = Callable[[TransferId, AbortReason], None]
-"""How the bound connection hears that a transfer was lost here: it tells the sender."""
+"""How a bound connection hears that a transfer was lost here: it tells the sender."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,10 +33,10 @@ class Incoming:
     transfer_id: TransferId
     transfer: Transfer
     sink: FrameSink
-    connection: Hashable | None = None
-    """Who sends it; None until its first frame."""
-    on_lost: OnLost | None = None
+    on_lost: dict[Hashable, OnLost] = field(default_factory=dict)
+    """By connection: who sends it, and is still there."""
     commit: bytes | None = None
+    """Payload of the COMMIT for the first of our heads; the others carry none that counts."""
     install_ns: int = 0
     first_frame_ns: int = 0
     alive: bool = True
@@ -78,19 +80,25 @@ class IncomingTransfers:
             self.lose(incoming, TransferAborted("given up here"))
 
     def claim(
-        self, transfer_id: TransferId, connection: Hashable, on_lost: OnLost
-    ) -> Incoming | AbortReason:
-        """The transfer, bound to this connection; or why its frames are not wanted."""
-        incoming = self._by_id.get(transfer_id)
+        self, header: FrameHeader, connection: Hashable, on_lost: OnLost
+    ) -> tuple[Incoming, Part] | AbortReason:
+        """The transfer of this frame, and the part of it that is bound to this connection; or why
+        the frame is not wanted."""
+        incoming = self._by_id.get(header.transfer_id)
         if incoming is None:
             return AbortReason.UNKNOWN
-        if incoming.connection is None:
-            incoming.connection, incoming.on_lost = connection, on_lost
-            incoming.first_frame_ns = time.monotonic_ns()
-        elif incoming.connection != connection:
+        try:
+            part = incoming.transfer.part(connection, header.range.heads)
+        except BadFrame as error:
+            incoming.on_lost.pop(connection, None)  # told by our answer
+            self.lose(incoming, error)
+            return AbortReason.LOST
+        if part is None:
             return AbortReason.TAKEN
+        incoming.first_frame_ns = incoming.first_frame_ns or time.monotonic_ns()
+        incoming.on_lost[connection] = on_lost
         self.touch(incoming)
-        return incoming
+        return incoming, part
 
     def touch(self, incoming: Incoming) -> None:
         """A sign of life."""
@@ -110,32 +118,41 @@ class IncomingTransfers:
         )
         incoming.sink.committed(incoming.commit, report)
 
-    def lose(self, incoming: Incoming, error: FabricError, *, tell_sender: bool = True) -> None:
-        """The first thing that goes wrong ends a transfer; what follows changes nothing."""
+    def lose(self, incoming: Incoming, error: FabricError) -> None:
+        """The first thing that goes wrong ends a transfer; what follows changes nothing. Whoever
+        is sending it is told."""
         if not incoming.alive:
             return
         self._remove(incoming)
         self._count_error(error)
-        if tell_sender and incoming.on_lost is not None:
-            incoming.on_lost(incoming.transfer_id, AbortReason.LOST)
+        for on_lost in incoming.on_lost.values():
+            on_lost(incoming.transfer_id, AbortReason.LOST)
         incoming.sink.lost(error, incoming.transfer.verified_tokens())
 
     def aborted_by_sender(
         self, transfer_id: TransferId, connection: Hashable, error: FabricError
     ) -> None:
-        """Only the connection that sends a transfer, or any while none does, may end it."""
+        """Only the connections that send a transfer may end it, or any while nobody sends some of
+        its heads."""
         incoming = self._by_id.get(transfer_id)
-        if incoming is not None and incoming.connection in (None, connection):
-            self.lose(incoming, error, tell_sender=False)
+        if incoming is None:
+            return
+        if connection in incoming.on_lost or incoming.transfer.has_free_heads:
+            incoming.on_lost.pop(connection, None)
+            self.lose(incoming, error)
 
     def lose_connection(self, connection: Hashable, error: FabricError) -> None:
+        """One of several connections is enough to lose a transfer, unless all is here that it was
+        to send."""
         for incoming in tuple(self._by_id.values()):
-            if incoming.connection == connection:
-                self.lose(incoming, error, tell_sender=False)
+            was_sending = incoming.on_lost.pop(connection, None) is not None
+            if was_sending and not incoming.transfer.has_all_of(connection):
+                self.lose(incoming, error)
 
     def close(self, error: FabricError) -> None:
         for incoming in tuple(self._by_id.values()):
-            self.lose(incoming, error, tell_sender=False)
+            incoming.on_lost.clear()  # their connections are about to break
+            self.lose(incoming, error)
 
     def _remove(self, incoming: Incoming) -> None:
         del self._by_id[incoming.transfer_id]

@@ -19,7 +19,6 @@ from dataclasses import replace
 from kvfabric.checksum import Checksummer
 from kvfabric.errors import FabricError, PackFailed, TransferAborted
 from kvfabric.frame import (
-    NO_RANGE,
     FrameHeader,
     FrameKind,
     FrameRange,
@@ -167,8 +166,9 @@ class Outgoing:
         assert self._commit is not None
         payload = payload_view(slot.message, len(self._commit))
         payload[:] = self._commit
+        heads = FrameRange(0, 0, 0, 0, self._shape.first_head, self._shape.num_heads)
         return FrameHeader(
-            FrameKind.COMMIT, self.ticket.transfer_id, self._frames, NO_RANGE, len(payload),
+            FrameKind.COMMIT, self.ticket.transfer_id, self._frames, heads, len(payload),
             await self._checksum(payload),
         )  # fmt: skip
 

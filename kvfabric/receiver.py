@@ -7,8 +7,8 @@ Life of a frame here:
 3. The frame lands, header and payload, in its slot. The header is judged, the checksum verified.
 4. The sink installs it; the slot is free again.
 
-What is not wanted (unknown, late, another connection's) is dropped and answered with ABORT. What is
-malformed breaks the connection, and with it the transfers it was sending.
+What is not wanted (unknown, late, heads that are another connection's) is dropped and answered with
+ABORT. What is malformed breaks the connection, and with it the transfers it was sending.
 A transfer that is lost leaves the connection and the other transfers alone.
 """
 
@@ -40,7 +40,7 @@ from kvfabric.incoming import Incoming, IncomingTransfers
 from kvfabric.slots import Slot, SlotPool
 from kvfabric.stats import FabricCounters
 from kvfabric.tasks import TaskSet, until_broken
-from kvfabric.transfer import Verdict
+from kvfabric.transfer_part import Part, Verdict
 from kvfabric.transport import Channel, Endpoint
 
 MAX_OFFERED = 1024
@@ -157,22 +157,25 @@ class Reception:
     async def _handle(self, header: FrameHeader, message: memoryview) -> None:
         if header.kind is FrameKind.VOID:
             return
-        claimed = self._incoming.claim(header.transfer_id, self, self._send_abort)
+        claimed = self._incoming.claim(header, self, self._send_abort)
         if isinstance(claimed, AbortReason):
             self._counters.dropped_frames += 1
             self._send_abort(header.transfer_id, claimed)
             return
+        incoming, part = claimed
         payload = payload_view(message, header.nbytes)
         try:
             if header.kind is FrameKind.COMMIT:
-                await self._commit(claimed, header, payload)
+                await self._commit(incoming, part, header, payload)
             else:
-                await self._install(claimed, header, payload)
+                await self._install(incoming, part, header, payload)
         except FabricError as error:
-            self._incoming.lose(claimed, error)
+            self._incoming.lose(incoming, error)
 
-    async def _install(self, incoming: Incoming, header: FrameHeader, payload: memoryview) -> None:
-        if incoming.transfer.accept(header) is Verdict.DUPLICATE:
+    async def _install(
+        self, incoming: Incoming, part: Part, header: FrameHeader, payload: memoryview
+    ) -> None:
+        if part.accept(header) is Verdict.DUPLICATE:
             self._counters.dropped_frames += 1
             return
         await self._verify(header, payload)
@@ -185,17 +188,20 @@ class Reception:
             raise InstallFailed(f"the sink failed on {header.range}: {error!r}") from error
         if incoming.alive:
             incoming.install_ns += time.monotonic_ns() - started
-            incoming.transfer.installed(header.sequence)
+            part.installed(header.sequence)
             self._counters.received_frames += 1
             self._counters.received_nbytes += header.nbytes
             self._incoming.touch(incoming)
             self._incoming.committed_if_complete(incoming)
 
-    async def _commit(self, incoming: Incoming, header: FrameHeader, payload: memoryview) -> None:
+    async def _commit(
+        self, incoming: Incoming, part: Part, header: FrameHeader, payload: memoryview
+    ) -> None:
         await self._verify(header, payload)
-        if not incoming.alive or incoming.transfer.commit(header.sequence) is Verdict.DUPLICATE:
+        if not incoming.alive or part.commit(header) is Verdict.DUPLICATE:
             return
-        incoming.commit = bytes(payload)
+        if part.heads.start == incoming.transfer.shape.first_head:
+            incoming.commit = bytes(payload)
         self._incoming.committed_if_complete(incoming)
 
     async def _verify(self, header: FrameHeader, payload: memoryview) -> None:

@@ -5,7 +5,7 @@
 """
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kvfabric.errors import FabricError
@@ -45,6 +45,18 @@ class KVShape:
     num_layers: int
     num_heads: int
     head_nbytes: int
+    first_head: int = 0
+    """Of the model's: a process may have only some of them. On the wire heads keep the model's
+    numbers."""
+
+    @property
+    def heads(self) -> range:
+        return range(self.first_head, self.first_head + self.num_heads)
+
+    def shared_with(self, heads: range) -> "KVShape":
+        """The part of it that is of these heads too; it may have none."""
+        first, end = max(self.first_head, heads.start), min(self.heads.stop, heads.stop)
+        return replace(self, first_head=first, num_heads=max(end - first, 0))
 
     def frame_nbytes(self, frame: FrameRange) -> int:
         return frame.num_layers * 2 * frame.num_tokens * frame.num_heads * self.head_nbytes

@@ -1,92 +1,78 @@
 """Transfer: the pure judge of what has come. No IO, no clock, no buffers.
 
 Life cycle of a transfer at its receiver:
-1. `accept` judges each KV frame by its header, before its payload is looked at.
-2. `installed` is told when an accepted frame's payload is checked and in its place.
-3. `commit` is told what COMMIT says; it may come before, between or behind the last frames.
-4. `complete` holds once COMMIT is here and every frame it counts is installed.
-5. When it will not complete, `verified_tokens` says how far the KV can be used.
+1. `part` binds each connection to the heads that its frames name; nobody else may send those. It
+   judges by the header, before the payload is looked at.
+2. `Part.accept` judges each KV frame, `Part.installed` is told when its payload is checked and in
+   its place, `Part.commit` is told what COMMIT says; COMMIT may come before, between or behind the
+   last frames.
+3. `complete` holds once the parts that are committed and installed add up to all heads.
+4. When it will not complete, `verified_tokens` says how far the KV can be used.
 
 Accepted frames are disjoint, so "all layers and heads of a token are here" is the same as "the
 installed frames with that token add up to layers x heads".
 """
 
-from bisect import bisect_left, bisect_right, insort
-from enum import Enum
+from collections.abc import Hashable
+from itertools import chain
 
 from kvfabric.errors import BadFrame
-from kvfabric.frame import RAW, FrameHeader, FrameKind, FrameRange
 from kvfabric.ticket import KVShape
-
-
-class Verdict(Enum):
-    INSTALL = "install"
-    DUPLICATE = "duplicate"
-    """The same frame again: drop it, nothing is lost."""
+from kvfabric.transfer_part import Part
 
 
 class Transfer:
-    """What has come of KV [first_token, num_tokens) over all layers and heads."""
+    """What has come of KV [first_token, num_tokens) over all layers and the receiver's heads."""
 
     def __init__(self, first_token: int, num_tokens: int, shape: KVShape) -> None:
         self.first_token = first_token
         self.num_tokens = num_tokens
         self.shape = shape
-        self.nbytes = 0
+        self._parts: dict[Hashable, Part] = {}
+
+    @property
+    def nbytes(self) -> int:
         """Payload bytes of the accepted frames."""
-        self._accepted: dict[int, FrameRange] = {}
-        self._installed: list[FrameRange] = []
-        self._by_first_token: list[tuple[int, int]] = []  # (first token, sequence), sorted
-        self._widest = 0  # tokens of the widest accepted frame
-        self._cells_missing = (num_tokens - first_token) * shape.num_layers * shape.num_heads
-        self._num_frames: int | None = None  # as COMMIT says
+        return sum(part.nbytes for part in self._parts.values())
 
     @property
     def num_accepted(self) -> int:
-        return len(self._accepted)
+        return sum(part.num_accepted for part in self._parts.values())
 
     @property
     def complete(self) -> bool:
-        return self._num_frames is not None and len(self._installed) == self._num_frames
+        heads = sum(len(part.heads) for part in self._parts.values() if part.complete)
+        return heads == self.shape.num_heads
 
-    def accept(self, header: FrameHeader) -> Verdict:
-        """Judges a KV frame. Raises `BadFrame` if it must cost the transfer."""
-        assert header.kind is FrameKind.KV
-        known = self._accepted.get(header.sequence)
-        if known is not None:
-            if known == header.range:
-                return Verdict.DUPLICATE
-            raise BadFrame(f"frame {header.sequence} was {known}, now is {header.range}")
-        if self._num_frames is not None and len(self._accepted) >= self._num_frames:
-            raise BadFrame(f"frame {header.sequence} after all {self._num_frames} of COMMIT")
-        self._check_bounds(header)
-        self._check_disjoint(header.range)
-        self._record(header)
-        self._check_covered()
-        return Verdict.INSTALL
+    @property
+    def has_free_heads(self) -> bool:
+        """Heads that no connection has named yet."""
+        return sum(len(part.heads) for part in self._parts.values()) < self.shape.num_heads
 
-    def installed(self, sequence: int) -> None:
-        """An accepted frame's payload is checked and in its place."""
-        self._installed.append(self._accepted[sequence])
+    def part(self, sender: Hashable, heads: range) -> Part | None:
+        """The part of this connection, whose next frame is of `heads`. It begins with its first
+        frame and may grow until its COMMIT. None: another connection has some of them. Raises
+        `BadFrame` for what must cost the transfer."""
+        part = self._parts.get(sender)
+        if part is None:
+            return self._begin(sender, heads)
+        if part.heads.start <= heads.start and heads.stop <= part.heads.stop:
+            return part
+        grown = range(min(part.heads.start, heads.start), max(part.heads.stop, heads.stop))
+        if part.committed or not self._is_free(grown, part):
+            raise BadFrame(f"{heads} are not heads of the connection that sent {part.heads}")
+        part.heads = grown
+        return part
 
-    def commit(self, num_frames: int) -> Verdict:
-        """COMMIT is here and counts this many KV frames. Raises `BadFrame`."""
-        if self._num_frames == num_frames:
-            return Verdict.DUPLICATE
-        if self._num_frames is not None or num_frames < len(self._accepted):
-            raise BadFrame(
-                f"COMMIT of {num_frames} frames; {len(self._accepted)} came, "
-                f"an earlier COMMIT says {self._num_frames}"
-            )
-        self._num_frames = num_frames
-        self._check_covered()
-        return Verdict.INSTALL
+    def has_all_of(self, sender: Hashable) -> bool:
+        """Nothing more is to come from this connection."""
+        return sender in self._parts and self._parts[sender].complete
 
     def verified_tokens(self) -> int:
         """KV of [first_token, this) is installed over all layers and heads."""
         cells = self.shape.num_layers * self.shape.num_heads
         steps: dict[int, int] = {}  # token -> change of the number of installed cells there
-        for r in self._installed:
+        for r in chain.from_iterable(part.installed_frames for part in self._parts.values()):
             area = r.num_layers * r.num_heads
             steps[r.first_token] = steps.get(r.first_token, 0) + area
             end = r.first_token + r.num_tokens
@@ -99,49 +85,21 @@ class Transfer:
             level += steps[token]
         return verified
 
-    def _check_bounds(self, header: FrameHeader) -> None:
-        r, shape = header.range, self.shape
-        inside = (
-            r.first_token >= self.first_token
-            and r.first_token + r.num_tokens <= self.num_tokens
-            and r.first_layer + r.num_layers <= shape.num_layers
-            and r.first_head + r.num_heads <= shape.num_heads
-            and min(r.num_tokens, r.num_layers, r.num_heads) > 0
+    def _begin(self, sender: Hashable, heads: range) -> Part | None:
+        """A stranger disturbs nobody; but whoever comes first must make sense."""
+        if not heads or not self._is_free(heads):
+            if self._parts:
+                return None
+            raise BadFrame(f"{heads} are not heads of {self.shape.heads}")
+        part = Part(self.first_token, self.num_tokens, self.shape, heads)
+        self._parts[sender] = part
+        return part
+
+    def _is_free(self, heads: range, own: Part | None = None) -> bool:
+        """Whether all of them are the receiver's, and none another connection's."""
+        if heads.start < self.shape.heads.start or self.shape.heads.stop < heads.stop:
+            return False
+        return all(
+            part is own or part.heads.stop <= heads.start or heads.stop <= part.heads.start
+            for part in self._parts.values()
         )
-        if not inside:
-            raise BadFrame(f"{r} is outside the ticket or the KV")
-        if header.codec != RAW:
-            raise BadFrame(f"codec {header.codec} is not known here")
-        if header.nbytes != shape.frame_nbytes(r):
-            raise BadFrame(f"{r} has {shape.frame_nbytes(r)} bytes, not {header.nbytes}")
-
-    def _check_disjoint(self, new: FrameRange) -> None:
-        low = bisect_right(self._by_first_token, (new.first_token - self._widest, -1))
-        high = bisect_left(self._by_first_token, (new.first_token + new.num_tokens, -1))
-        for _, sequence in self._by_first_token[low:high]:
-            if _overlap(self._accepted[sequence], new):
-                raise BadFrame(f"{new} overlaps {self._accepted[sequence]}")
-
-    def _check_covered(self) -> None:
-        """All frames of COMMIT are here: then they must be all of the KV."""
-        if len(self._accepted) == self._num_frames and self._cells_missing:
-            raise BadFrame(f"COMMIT leaves {self._cells_missing} token x layer x head missing")
-
-    def _record(self, header: FrameHeader) -> None:
-        r = header.range
-        self._accepted[header.sequence] = r
-        insort(self._by_first_token, (r.first_token, header.sequence))
-        self._widest = max(self._widest, r.num_tokens)
-        self._cells_missing -= r.num_tokens * r.num_layers * r.num_heads
-        self.nbytes += header.nbytes
-
-
-def _overlap(a: FrameRange, b: FrameRange) -> bool:
-    return (
-        a.first_token < b.first_token + b.num_tokens
-        and b.first_token < a.first_token + a.num_tokens
-        and a.first_layer < b.first_layer + b.num_layers
-        and b.first_layer < a.first_layer + a.num_layers
-        and a.first_head < b.first_head + b.num_heads
-        and b.first_head < a.first_head + a.num_heads
-    )

@@ -93,11 +93,11 @@ async def raw_sender(scheme: str, node: Node, generation: int = 77) -> AsyncIter
         await transport.close()
 
 
-def whole_plan(ticket: Ticket) -> list[FrameRange]:
+def whole_plan(ticket: Ticket, heads: range = SHAPE.heads) -> list[FrameRange]:
     return plan_frames(
         ticket.first_token,
         ticket.num_tokens,
-        shape=SHAPE,
+        shape=SHAPE.shared_with(heads),
         block_size=BLOCK_SIZE,
         max_nbytes=SLOT_NBYTES,
     )
@@ -118,16 +118,24 @@ def kv_message(ticket: Ticket, sequence: int, frame: FrameRange, kv: KV) -> memo
     return write_frame(header, message)
 
 
-def commit_message(ticket: Ticket, num_frames: int, payload: bytes = b"commit") -> memoryview:
+def commit_message(
+    ticket: Ticket, num_frames: int, payload: bytes = b"commit", heads: range = SHAPE.heads
+) -> memoryview:
     message = memoryview(bytearray(message_nbytes(len(payload))))
     payload_view(message, len(payload))[:] = payload
     header = FrameHeader(
-        FrameKind.COMMIT, ticket.transfer_id, num_frames, NO_RANGE, len(payload), None
+        FrameKind.COMMIT,
+        ticket.transfer_id,
+        num_frames,
+        replace(NO_RANGE, first_head=heads.start, num_heads=len(heads)),
+        len(payload),
+        None,
     )
     return write_frame(header, message)
 
 
-def whole_transfer(ticket: Ticket, kv: KV) -> list[memoryview]:
-    plan = whole_plan(ticket)
+def whole_transfer(ticket: Ticket, kv: KV, heads: range = SHAPE.heads) -> list[memoryview]:
+    """All that a sender of these heads has to send."""
+    plan = whole_plan(ticket, heads)
     messages = [kv_message(ticket, i, frame, kv) for i, frame in enumerate(plan)]
-    return [*messages, commit_message(ticket, len(plan))]
+    return [*messages, commit_message(ticket, len(plan), heads=heads)]

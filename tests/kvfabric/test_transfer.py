@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfabric.errors import BadFrame
-from kvfabric.frame import FrameHeader, FrameKind, FrameRange, TransferId
+from kvfabric.frame import NO_RANGE, FrameHeader, FrameKind, FrameRange, TransferId
 from kvfabric.frame_plan import plan_frames
 from kvfabric.ticket import KVShape
-from kvfabric.transfer import Transfer, Verdict
+from kvfabric.transfer import Transfer
+from kvfabric.transfer_part import Part, Verdict
 
 SHAPE = KVShape(num_layers=3, num_heads=2, head_nbytes=4)
 FIRST, END = 4, 24
@@ -22,6 +23,33 @@ Grid = npt.NDArray[np.bool_]  # [tokens, layers, heads]
 
 def header(sequence: int, frame: FrameRange) -> FrameHeader:
     return FrameHeader(FrameKind.KV, ID, sequence, frame, SHAPE.frame_nbytes(frame), None)
+
+
+def commit(num_frames: int, heads: range = SHAPE.heads) -> FrameHeader:
+    named = replace(NO_RANGE, first_head=heads.start, num_heads=len(heads))
+    return FrameHeader(FrameKind.COMMIT, ID, num_frames, named, 0, None)
+
+
+class OneSender:
+    """A transfer and the only connection that sends it."""
+
+    def __init__(self, first_token: int, num_tokens: int, shape: KVShape, name: str = "a") -> None:
+        self.transfer = Transfer(first_token, num_tokens, shape)
+        self.name = name
+
+    def part(self, header: FrameHeader) -> Part:
+        part = self.transfer.part(self.name, header.range.heads)
+        assert part is not None
+        return part
+
+    def accept(self, header: FrameHeader) -> Verdict:
+        return self.part(header).accept(header)
+
+    def installed(self, header: FrameHeader) -> None:
+        self.part(header).installed(header.sequence)
+
+    def commit(self, num_frames: int) -> Verdict:
+        return self.part(commit(num_frames)).commit(commit(num_frames))
 
 
 def plan(max_tokens: int) -> list[FrameRange]:
@@ -75,18 +103,19 @@ def test_any_order_completes_exactly_at_the_last_install(
     frames = list(enumerate(plan(max_tokens)))
     random.shuffle(frames)
     commit_at = data.draw(st.integers(0, len(frames)))
-    transfer, naive = Transfer(FIRST, END, SHAPE), NaiveTransfer()
+    sender, naive = OneSender(FIRST, END, SHAPE), NaiveTransfer()
+    transfer = sender.transfer
     for i, (sequence, frame) in enumerate(frames):
         if i == commit_at:
-            assert transfer.commit(len(frames)) is Verdict.INSTALL
-        assert transfer.accept(header(sequence, frame)) is Verdict.INSTALL
+            assert sender.commit(len(frames)) is Verdict.INSTALL
+        assert sender.accept(header(sequence, frame)) is Verdict.INSTALL
         assert not transfer.complete
-        transfer.installed(sequence)
+        sender.installed(header(sequence, frame))
         naive.install(frame)
         assert transfer.verified_tokens() == naive.verified_tokens()
     if commit_at == len(frames):
         assert not transfer.complete
-        transfer.commit(len(frames))
+        sender.commit(len(frames))
     assert transfer.complete
     assert transfer.verified_tokens() == END
     assert transfer.nbytes == SHAPE.frame_nbytes(
@@ -105,76 +134,76 @@ any_range = st.builds(
 def test_hostile_ranges_are_judged_like_painting_cells(
     frames: list[tuple[FrameRange, bool]],
 ) -> None:
-    transfer, naive = Transfer(FIRST, END, SHAPE), NaiveTransfer()
+    sender, naive = OneSender(FIRST, END, SHAPE), NaiveTransfer()
     for sequence, (frame, installs) in enumerate(frames):
         wanted = naive.accept(frame)
         if wanted:
-            transfer.accept(header(sequence, frame))
+            sender.accept(header(sequence, frame))
             if installs:
-                transfer.installed(sequence)
+                sender.installed(header(sequence, frame))
                 naive.install(frame)
         else:
             with pytest.raises(BadFrame):
-                transfer.accept(header(sequence, frame))
-    assert transfer.verified_tokens() == naive.verified_tokens()
+                sender.accept(header(sequence, frame))
+    assert sender.transfer.verified_tokens() == naive.verified_tokens()
 
 
 def test_the_same_frame_again_is_a_duplicate() -> None:
-    transfer = Transfer(FIRST, END, SHAPE)
+    sender = OneSender(FIRST, END, SHAPE)
     frame = header(0, plan(12)[0])
-    transfer.accept(frame)
-    assert transfer.accept(frame) is Verdict.DUPLICATE
+    sender.accept(frame)
+    assert sender.accept(frame) is Verdict.DUPLICATE
     with pytest.raises(BadFrame, match="overlaps"):
-        transfer.accept(replace(frame, sequence=1))
+        sender.accept(replace(frame, sequence=1))
     with pytest.raises(BadFrame, match="was"):
-        transfer.accept(replace(frame, range=plan(12)[1]))
+        sender.accept(replace(frame, range=plan(12)[1]))
 
 
 def test_a_wrong_size_or_an_unknown_codec_is_bad() -> None:
-    transfer = Transfer(FIRST, END, SHAPE)
+    sender = OneSender(FIRST, END, SHAPE)
     frame = header(0, plan(12)[0])
     with pytest.raises(BadFrame, match="bytes"):
-        transfer.accept(replace(frame, nbytes=frame.nbytes - 1))
+        sender.accept(replace(frame, nbytes=frame.nbytes - 1))
     with pytest.raises(BadFrame, match="codec"):
-        transfer.accept(replace(frame, codec=7))
+        sender.accept(replace(frame, codec=7))
 
 
 def test_a_commit_that_leaves_a_gap_is_bad() -> None:
-    transfer = Transfer(FIRST, END, SHAPE)
-    transfer.accept(header(0, plan(12)[0]))
+    sender = OneSender(FIRST, END, SHAPE)
+    sender.accept(header(0, plan(12)[0]))
     with pytest.raises(BadFrame, match="missing"):
-        transfer.commit(1)
+        sender.commit(1)
 
 
 def test_a_commit_of_fewer_frames_than_came_is_bad() -> None:
-    transfer = Transfer(FIRST, END, SHAPE)
+    sender = OneSender(FIRST, END, SHAPE)
     for sequence, frame in enumerate(plan(12)):
-        transfer.accept(header(sequence, frame))
+        sender.accept(header(sequence, frame))
     with pytest.raises(BadFrame, match="COMMIT"):
-        transfer.commit(1)
+        sender.commit(1)
 
 
 def test_a_second_commit_is_a_duplicate_or_bad() -> None:
-    transfer = Transfer(FIRST, END, SHAPE)
-    transfer.commit(9)
-    assert transfer.commit(9) is Verdict.DUPLICATE
+    sender = OneSender(FIRST, END, SHAPE)
+    sender.commit(9)
+    assert sender.commit(9) is Verdict.DUPLICATE
     with pytest.raises(BadFrame, match="earlier"):
-        transfer.commit(8)
+        sender.commit(8)
 
 
 def test_a_frame_behind_the_last_is_bad() -> None:
-    transfer = Transfer(FIRST, END, SHAPE)
+    sender = OneSender(FIRST, END, SHAPE)
     frames = plan(12)
-    transfer.commit(len(frames))
+    sender.commit(len(frames))
     for sequence, frame in enumerate(frames):
-        transfer.accept(header(sequence, frame))
+        sender.accept(header(sequence, frame))
     with pytest.raises(BadFrame, match="after all"):
-        transfer.accept(header(len(frames), frames[0]))
+        sender.accept(header(len(frames), frames[0]))
 
 
 def test_nothing_to_send_completes_with_commit() -> None:
-    transfer = Transfer(END, END, SHAPE)
-    assert not transfer.complete
-    transfer.commit(0)
-    assert transfer.complete
-    assert transfer.verified_tokens() == END
+    sender = OneSender(END, END, SHAPE)
+    assert not sender.transfer.complete
+    sender.commit(0)
+    assert sender.transfer.complete
+    assert sender.transfer.verified_tokens() == END
