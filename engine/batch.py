@@ -52,6 +52,23 @@ class BatchInput:
     @classmethod
     def build(cls, rows: Rows[BatchRow], block_size: int, device: torch.device) -> "BatchInput":
         """Rows in batch order, none empty."""
+        return PackedBatch.of(rows, block_size, pinned=device.type == "cuda").to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """A step's tensors as one host buffer: what goes to the device, and to other ranks."""
+
+    host: Tensor  # [words] int64: the parts of BatchInput, one behind the other
+    num_rows: int  # B
+    num_tokens: int  # T
+    max_blocks: int
+    num_logits: int  # L
+    num_prompts: int  # P
+
+    @classmethod
+    def of(cls, rows: Rows[BatchRow], block_size: int, pinned: bool = False) -> "PackedBatch":
+        """Rows in batch order, none empty."""
         assert rows, "a step computes something"
         seqlens_q = tuple(len(row.token_ids) for row in rows)
         seq_lens = tuple(
@@ -64,15 +81,11 @@ class BatchInput:
         prompt_rows = _prompt_rows(rows, cu_seqlens)
         num_rows, num_tokens = len(rows), cu_seqlens[-1]
         max_blocks = max(len(row.block_ids) for row in rows)
-        num_int32 = 2 * num_rows + 1
-        sizes = (
-            *(num_tokens, num_tokens, num_tokens, num_rows * max_blocks, len(logits_rows)),
-            *(len(prompt_rows), len(prompt_rows)),
-            (num_int32 + 1) // 2,  # the int32 parts, in int64 words
-        )
+        counts = (num_rows, num_tokens, max_blocks, len(logits_rows), len(prompt_rows))
+        sizes = _sizes(*counts)
 
         # The caching host allocator reuses a pinned buffer only after the copies that read it.
-        host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
+        host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=pinned)
         parts = [part.numpy() for part in _split(host, sizes)]  # host memory
         input_ids, positions, slot_mapping, flat_tables, logits_indices, *prompts, words = parts
 
@@ -89,24 +102,42 @@ class BatchInput:
         logits_indices[:] = logits_rows
         prompts[0][:] = prompt_rows
         np.concatenate([row.next_token_ids for row in rows], out=prompts[1])
-        words.view(np.int32)[:num_int32] = (*cu_seqlens, *seq_lens)
+        words.view(np.int32)[: 2 * num_rows + 1] = (*cu_seqlens, *seq_lens)
+        return cls(host, *counts)
 
-        packed = host.to(device, non_blocking=True)
-        dev = _split(packed, sizes)
+    def to(self, device: torch.device) -> BatchInput:
+        """By one copy, if it is another."""
+        num_rows = self.num_rows
+        sizes = _sizes(
+            num_rows, self.num_tokens, self.max_blocks, self.num_logits, self.num_prompts
+        )
+        num_int32 = 2 * num_rows + 1
+        on_host = self.host[-sizes[-1] :].numpy().view(np.int32)  # host memory
+        dev = _split(self.host.to(device, non_blocking=True), sizes)
         int32 = dev[7].view(torch.int32)
-        return cls(
+        return BatchInput(
             input_ids=dev[0],
             positions=dev[1],
             slot_mapping=dev[2],
-            block_tables=dev[3].view(num_rows, max_blocks),
+            block_tables=dev[3].view(num_rows, self.max_blocks),
             cu_seqlens_q=int32[: num_rows + 1],
             seq_lens=int32[num_rows + 1 : num_int32],
-            seqlens_q_host=seqlens_q,
-            seq_lens_host=seq_lens,
+            seqlens_q_host=tuple(np.diff(on_host[: num_rows + 1]).tolist()),  # host memory
+            seq_lens_host=tuple(on_host[num_rows + 1 : num_int32].tolist()),  # host memory
             logits_indices=dev[4],
             prompt_indices=dev[5],
             prompt_token_ids=dev[6],
         )
+
+
+def _sizes(
+    num_rows: int, num_tokens: int, max_blocks: int, num_logits: int, num_prompts: int
+) -> tuple[int, ...]:
+    """Words of each part; the last one has the int32 parts."""
+    return (
+        *(num_tokens, num_tokens, num_tokens, num_rows * max_blocks, num_logits),
+        *(num_prompts, num_prompts, num_rows + 1),
+    )
 
 
 def _prompt_rows(rows: Rows[BatchRow], cu_seqlens: Rows[int]) -> list[int]:
