@@ -1,7 +1,8 @@
 """The model as a runner sees it, and which of its two implementations a machine gets.
 
 * engine/model.py runs on any device, by torch.
-* engine/cpu/ runs on CPU cores, by kernels of our own that Numba compiles.
+* engine/cpu/ runs on CPU cores, by kernels of our own that Numba compiles. It computes a whole
+  model: ranks that compute one together do so by torch.
 """
 
 import dataclasses
@@ -18,6 +19,8 @@ from engine.config import ModelConfig, ModelError
 from engine.engine_config import EngineConfig
 from engine.kv_cache import KVCache
 from engine.model import Model, ModelOutput
+from engine.tp.collectives import Collectives
+from engine.tp.shard import WHOLE, Shard
 from engine.weights import ModelWeights, WeightReader, random_reader, read_weights
 
 logger = logging.getLogger(__name__)
@@ -47,9 +50,14 @@ class Decoder(Protocol):
 
 
 def load_decoder(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    collectives: Collectives | None = None,
 ) -> Decoder:
-    """Raises ModelError, for what cannot be read and for kernels that cannot run it."""
+    """`config.shard` of the model; with others there must be `collectives`. Raises ModelError, for
+    what cannot be read and for kernels that cannot run it."""
     if config.num_threads is not None:
         # Loading is torch's; threads beyond the cores would spin and wait for each other.
         torch.set_num_threads(config.num_threads)
@@ -64,7 +72,13 @@ def load_decoder(
         team = Team(num_threads, config.nice)
         return _read(config, model, dtype, device, lambda reader: PanelModel.read(reader, team))
     weights = _read(config, model, dtype, device, ModelWeights.read)
-    return Model(model, weights, num_threads=config.num_threads)
+    return Model(
+        model,
+        weights,
+        num_threads=config.num_threads,
+        shard=config.shard,
+        collectives=collectives,
+    )
 
 
 def compile_kernels(model: ModelConfig) -> None:
@@ -98,8 +112,8 @@ def _read(
     build: Callable[[WeightReader], _Weights],
 ) -> _Weights:
     if config.random_weights is not None:
-        return build(random_reader(model, config.random_weights, dtype, device))
-    return read_weights(config.model_path, model, dtype, device, build)
+        return build(random_reader(model, config.random_weights, dtype, device, config.shard))
+    return read_weights(config.model_path, model, dtype, device, build, config.shard)
 
 
 def choose_kernels(
@@ -108,7 +122,7 @@ def choose_kernels(
     """And why not Numba's, if they were not to be had. Raises ModelError if they were asked for."""
     if config.kernels == "torch":
         return "torch", ""
-    reason = _why_not_numba(model, dtype, device)
+    reason = _why_not_numba(model, dtype, device, config.shard)
     if not reason:
         return "numba", ""
     if config.kernels == "numba":
@@ -116,7 +130,11 @@ def choose_kernels(
     return "torch", reason
 
 
-def _why_not_numba(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> str:
+def _why_not_numba(
+    model: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
+) -> str:
+    if shard.size > 1:
+        return f"{shard.size} ranks compute the model together"
     if device.type != "cpu":
         return f"the device is {device.type}"
     if importlib.util.find_spec("numba") is None:

@@ -6,7 +6,8 @@ Memory of an engine, in bytes:
                   block_nbytes = block_size * layers * 2 * kv_heads * head_dim * itemsize(dtype)
     one step      about token_budget * (8 * hidden + 3 * intermediate) * itemsize(dtype), plus
                   4 * max_num_seqs * vocab (float32 logits), plus one layer's gathered K and V
-`kv_memory` bounds the KV pool alone.
+`kv_memory` bounds the KV pool alone. Where several ranks compute the model together, it is that of
+all ranks: each has its heads' part of every block.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 
 from engine.config import DTYPES, ModelConfig, ModelError
 from engine.prefill_order import PrefillPolicy
+from engine.tp.shard import WHOLE, Shard
 
 DeviceName = Literal["cpu", "cuda", "auto"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
@@ -63,6 +65,8 @@ class EngineConfig:
     """Scheduling priority of the engine thread; its loops must not starve the network's."""
     random_weights: int | None = None
     """Seed; draw weights instead of reading them (tests and benchmarks)."""
+    shard: Shard = WHOLE
+    """What this rank has of the model. On CUDA rank r is on the r-th of the visible devices."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -74,11 +78,18 @@ class EngineConfig:
                 raise ModelError(f"{name} is {value}; it must be at least 1")
 
     def resolve_device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        if self.device == "cuda" and not torch.cuda.is_available():
+        if self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available()):
+            return torch.device("cpu")
+        if not torch.cuda.is_available():
             raise ModelError("device is cuda, but torch sees no CUDA device")
-        return torch.device(self.device)
+        if self.shard.size == 1:
+            return torch.device("cuda")
+        if self.shard.size > torch.cuda.device_count():
+            raise ModelError(
+                f"{self.shard.size} ranks need a CUDA device each; torch sees "
+                f"{torch.cuda.device_count()}"
+            )
+        return torch.device("cuda", self.shard.rank)
 
     def resolve_dtype(self, model: ModelConfig) -> torch.dtype:
         return model.dtype if self.dtype == "auto" else DTYPES[self.dtype]

@@ -5,6 +5,10 @@ attention, rotary embeddings (plain, linear, llama3), biases, q/k norms, sliding
 embeddings. Norms are computed in float32; everything else in the weights' dtype.
 
 T tokens of B sequences are one ragged batch; no tensor here is padded.
+
+Several ranks may compute one model, each with its `Shard` of the weights and of the KV: what the
+hidden state is, all of them know; heads and the MLP's inner values are each one's own. Then a layer
+ends in two sums over the ranks, and rank 0 gathers the logits.
 """
 
 from typing import NamedTuple
@@ -19,6 +23,8 @@ from engine.config import ModelConfig
 from engine.kv_cache import KVCache
 from engine.linear import Linear
 from engine.rope import rope_inv_freq
+from engine.tp.collectives import Alone, Collectives
+from engine.tp.shard import WHOLE, Shard
 from engine.weights import LayerWeights, ModelWeights
 
 
@@ -26,7 +32,7 @@ class ModelOutput(NamedTuple):
     """Good until the next `forward`."""
 
     logits: Tensor
-    """[L, vocab] float32, of the rows in `batch.logits_indices`."""
+    """[L, vocab] float32, of the rows in `batch.logits_indices`; whole on rank 0 only."""
     hidden: Tensor
     """[T, hidden] what the last layer made of each token."""
 
@@ -40,12 +46,16 @@ class Model:
         weights: ModelWeights,
         attention: AttentionFactory = GatherAttention,
         num_threads: int | None = None,
+        shard: Shard = WHOLE,
+        collectives: Collectives | None = None,
     ) -> None:
-        self.config = config
+        """`config` is of the whole model, `weights` are the shard's."""
+        self.config = shard.part_of(config)
         self.digest = weights.digest
         self.num_torch_threads = num_threads
         self._weights = weights
         self._attention = attention
+        self._collectives = collectives or Alone()
         inv_freq = rope_inv_freq(config.rope, config.head_dim)
         self._inv_freq = inv_freq.to(weights.embedding.device)  # [head_dim / 2] float32
 
@@ -56,7 +66,8 @@ class Model:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden], rows of what the last `forward` gave → [n, vocab] float32."""
-        return self._weights.lm_head(self._norm(hidden, self._weights.norm)).float()
+        part = self._weights.lm_head(self._norm(hidden, self._weights.norm))
+        return self._collectives.gather_columns(part, self.config.vocab_size).float()
 
     def _hidden(self, batch: BatchInput, kv: KVCache) -> Tensor:
         """What the last layer makes of each token, [T, hidden]."""
@@ -67,9 +78,9 @@ class Model:
             normed = self._norm(hidden, layer.input_norm)
             q, k, v = self._project(layer, normed, cos, sin)
             kv.write(index, k, v, batch.slot_mapping)
-            hidden = hidden + self._attend(attention, index, layer, q)
+            hidden = hidden + self._collectives.sum(self._attend(attention, index, layer, q))
             normed = self._norm(hidden, layer.post_attention_norm)
-            hidden = hidden + _mlp(layer, normed)
+            hidden = hidden + self._collectives.sum(_mlp(layer, normed))
         return hidden
 
     def close(self) -> None:
@@ -83,7 +94,7 @@ class Model:
     def _project(
         self, layer: LayerWeights[Linear], x: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [T, hidden] → q [T, heads, head_dim]; k, v [T, kv_heads, head_dim]"""
+        """x [T, hidden] → q [T, heads, head_dim]; k, v [T, kv_heads, head_dim], this rank's"""
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         qkv = layer.qkv(x).view(len(x), heads + 2 * kv_heads, self.config.head_dim)
         qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), dim=1)

@@ -1,27 +1,28 @@
-"""Weights: read from safetensors, or drawn at random, in the decoder's order.
+"""Weights: read from a checkpoint in the decoder's order.
 
-Knows the tensor names of Hugging Face checkpoints and nothing of computing with them. Files are
-mapped into memory, and each tensor is copied once, to its place in a fused matrix on the device;
-what becomes of a layer's matrices is up to the model that reads them, a layer at a time. Along the
-way the reader samples every tensor into a digest, which is the same for the same weights in another
-folder, in other shards and on another device.
+Knows the tensor names of Hugging Face checkpoints and nothing of computing with them. Each tensor
+is copied once, to its place in a fused matrix on the device; what becomes of a layer's matrices is
+up to the model that reads them, a layer at a time. Along the way the reader samples every tensor
+into a digest, which is the same for the same weights in another folder, in other files and on
+another device.
+
+A rank that computes a part of the model (`Shard`) keeps its part of each tensor. It reads the
+samples for the digest out of the whole ones all the same, so the digest is that of one rank.
 """
 
 import hashlib
-import json
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.config import ModelConfig, ModelError
+from engine.checkpoint import Checkpoint, RandomCheckpoint, SafetensorsCheckpoint
+from engine.config import ModelConfig
 from engine.linear import Linear
+from engine.tp.shard import WHOLE, Shard
 
 _Projection = TypeVar("_Projection")
 _Model = TypeVar("_Model")
@@ -38,12 +39,12 @@ class Matrix(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class LayerWeights(Generic[_Projection]):
     input_norm: Tensor  # [hidden]
-    qkv: _Projection  # hidden → (heads + 2 * kv_heads) * head_dim
+    qkv: _Projection  # hidden → (heads + 2 * kv_heads) * head_dim, of this rank's heads
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
     o: _Projection  # heads * head_dim → hidden
     post_attention_norm: Tensor  # [hidden]
-    gate_up: _Projection  # hidden → 2 * intermediate
+    gate_up: _Projection  # hidden → 2 * intermediate, this rank's
     down: _Projection  # intermediate → hidden
 
 
@@ -54,7 +55,7 @@ class ModelWeights:
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights[Linear], ...]
     norm: Tensor  # [hidden]
-    lm_head: Linear  # hidden → vocab
+    lm_head: Linear  # hidden → vocab, this rank's
     digest: bytes
     """32 bytes over names, shapes and samples of the tensors as this dtype holds them."""
 
@@ -79,19 +80,15 @@ def _with_linears(layer: LayerWeights[Matrix]) -> LayerWeights[Linear]:
     )
 
 
-class Checkpoint(Protocol):
-    """Where tensors come from."""
-
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor, on the CPU, in any dtype. Raises ModelError if there is none like it."""
-        ...
-
-
 def load_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = WHOLE,
 ) -> ModelWeights:
     """Raises ModelError, naming the tensor or file, for anything missing, misshapen or unknown."""
-    return read_weights(folder, config, dtype, device, ModelWeights.read)
+    return read_weights(folder, config, dtype, device, ModelWeights.read, shard)
 
 
 def read_weights(
@@ -100,10 +97,11 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     build: Callable[["WeightReader"], _Model],
+    shard: Shard = WHOLE,
 ) -> _Model:
     """What `build` makes of the folder's weights. Raises as `load_weights`."""
-    with _SafetensorsCheckpoint(folder) as checkpoint:
-        model = build(WeightReader(config, checkpoint, dtype, device))
+    with SafetensorsCheckpoint(folder) as checkpoint:
+        model = build(WeightReader(config, checkpoint, dtype, device, shard))
         checkpoint.refuse_unread()
     return model
 
@@ -116,77 +114,13 @@ def random_weights(
 
 
 def random_reader(
-    config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = WHOLE,
 ) -> "WeightReader":
-    return WeightReader(config, _RandomCheckpoint(seed), dtype, device)
-
-
-class _RandomCheckpoint:
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        if name.endswith("norm.weight"):
-            return torch.ones(shape)
-        key = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key[:7], "little"))
-        return torch.randn(shape, generator=generator) / math.sqrt(shape[-1])
-
-
-class _SafetensorsCheckpoint:
-    """Every *.safetensors of a folder, or those that its index names."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open_files = ExitStack()
-        self._files: dict[str, safe_open] = {}
-        self._unread: set[str] = set()
-
-    def __enter__(self) -> "_SafetensorsCheckpoint":
-        with ExitStack() as opening:
-            for path in self._paths():
-                try:
-                    file = opening.enter_context(safe_open(path, framework="pt"))
-                except (OSError, SafetensorError) as error:
-                    raise ModelError(f"{path} cannot be read: {error}") from error
-                self._files.update(dict.fromkeys(file.keys(), file))
-            self._open_files = opening.pop_all()
-        self._unread = set(self._files)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open_files.close()
-
-    def _paths(self) -> Sequence[Path]:
-        index = self._folder / "model.safetensors.index.json"
-        if not index.exists():
-            paths = sorted(self._folder.glob("*.safetensors"))
-            if not paths:
-                raise ModelError(f"{self._folder} holds no *.safetensors")
-            return paths
-        try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} cannot be read: {error!r}") from error
-        return [self._folder / name for name in sorted(names)]
-
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        if name not in self._files:
-            raise ModelError(f"{self._folder}: there is no tensor {name}")
-        tensor: Tensor = self._files[name].get_tensor(name)  # type: ignore[no-untyped-call]  # mapped
-        if tensor.shape != shape:
-            raise ModelError(
-                f"{self._folder}: {name} is {list(tensor.shape)}, the config says {list(shape)}"
-            )
-        self._unread.discard(name)
-        return tensor
-
-    def refuse_unread(self) -> None:
-        """A tensor we would ignore is a computation we would leave out."""
-        ignored = {"lm_head.weight"}  # stored although tied
-        left = [n for n in self._unread - ignored if not n.endswith("rotary_emb.inv_freq")]
-        if left:
-            raise ModelError(f"{self._folder}: unknown tensors, the first is {min(left)}")
+    return WeightReader(config, RandomCheckpoint(seed), dtype, device, shard)
 
 
 class WeightReader:
@@ -199,9 +133,11 @@ class WeightReader:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         device: torch.device,
+        shard: Shard = WHOLE,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.shard = shard
         self._checkpoint = checkpoint
         self._device = device
         self._hash = hashlib.sha256()
@@ -224,9 +160,12 @@ class WeightReader:
         return self._tensor("model.norm", (self.config.hidden_size,))
 
     def lm_head(self) -> Matrix:
+        """hidden → this rank's part of the vocabulary."""
+        vocab, hidden = self.config.vocab_size, self.config.hidden_size
+        rows = self.shard.cut(vocab)
         if self._tied is not None:
-            return Matrix(self._tied, None)
-        return self._linear("", {"lm_head": self.config.vocab_size}, self.config.hidden_size, False)
+            return Matrix(self._tied[rows.start : rows.stop], None)
+        return self._columns("", {"lm_head": (vocab, rows)}, hidden, False)
 
     def digest(self) -> bytes:
         return self._hash.digest()
@@ -235,42 +174,67 @@ class WeightReader:
         config = self.config
         hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        gate_up = {"gate_proj": inner, "up_proj": inner}
+        q_part, kv_part = (
+            range(heads.start * head_dim, heads.stop * head_dim)
+            for heads in (self.shard.heads(config), self.shard.kv_heads(config))
+        )
+        qkv = {
+            "q_proj": (q_size, q_part),
+            "k_proj": (kv_size, kv_part),
+            "v_proj": (kv_size, kv_part),
+        }
+        inner_part = self.shard.cut(inner)
+        gate_up = {"gate_proj": (inner, inner_part), "up_proj": (inner, inner_part)}
         attention, mlp = f"{at}.self_attn.", f"{at}.mlp."
         head_norm = (head_dim,)
         return LayerWeights(
             input_norm=self._tensor(f"{at}.input_layernorm", (hidden,)),
-            qkv=self._linear(attention, qkv, hidden, config.qkv_bias),
+            qkv=self._columns(attention, qkv, hidden, config.qkv_bias),
             q_norm=self._tensor(f"{attention}q_norm", head_norm) if config.qk_norm else None,
             k_norm=self._tensor(f"{attention}k_norm", head_norm) if config.qk_norm else None,
-            o=self._linear(attention, {"o_proj": hidden}, q_size, config.o_bias),
+            o=self._rows(f"{attention}o_proj", hidden, q_size, q_part, config.o_bias),
             post_attention_norm=self._tensor(f"{at}.post_attention_layernorm", (hidden,)),
-            gate_up=self._linear(mlp, gate_up, hidden, config.mlp_bias),
-            down=self._linear(mlp, {"down_proj": hidden}, inner, config.mlp_bias),
+            gate_up=self._columns(mlp, gate_up, hidden, config.mlp_bias),
+            down=self._rows(f"{mlp}down_proj", hidden, inner, inner_part, config.mlp_bias),
         )
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._fused([(f"{name}.weight", shape)])
+        return self._whole(f"{name}.weight", shape)
 
-    def _linear(self, at: str, parts: dict[str, int], num_in: int, has_bias: bool) -> Matrix:
-        """Parts that share their input, one under the other."""
-        weight = self._fused([(f"{at}{part}.weight", (n, num_in)) for part, n in parts.items()])
-        if not has_bias:
-            return Matrix(weight, None)
-        bias = self._fused([(f"{at}{part}.bias", (n,)) for part, n in parts.items()])
-        return Matrix(weight, bias)
+    def _columns(
+        self, at: str, parts: dict[str, tuple[int, range]], num_in: int, has_bias: bool
+    ) -> Matrix:
+        """Matrices that share their input, one under the other; of each its number of outputs, and
+        those that are this rank's."""
+        weights, biases = (
+            [(f"{at}{name}.{kind}", (n, *tail), own) for name, (n, own) in parts.items()]
+            for kind, tail in (("weight", (num_in,)), ("bias", ()))
+        )
+        return Matrix(self._fused(weights), self._fused(biases) if has_bias else None)
 
-    def _fused(self, parts: list[tuple[str, tuple[int, ...]]]) -> Tensor:
-        num_rows = sum(shape[0] for _, shape in parts)
-        fused = torch.empty((num_rows, *parts[0][1][1:]), dtype=self.dtype, device=self._device)
-        for (name, shape), place in zip(
-            parts, fused.split_with_sizes([shape[0] for _, shape in parts]), strict=True
-        ):
-            stored = self._checkpoint.read(name, shape)
-            self._digest(name, stored)
-            place.copy_(stored)
+    def _rows(self, name: str, num_out: int, num_in: int, own: range, has_bias: bool) -> Matrix:
+        """What this rank's inputs add to the outputs. The bias is rank 0's to add."""
+        stored = self._read(f"{name}.weight", (num_out, num_in))
+        weight = torch.empty((num_out, len(own)), dtype=self.dtype, device=self._device)
+        weight.copy_(stored[:, own.start : own.stop])
+        bias = self._whole(f"{name}.bias", (num_out,)) if has_bias else None
+        return Matrix(weight, bias if self.shard.rank == 0 else None)
+
+    def _whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._fused([(name, shape, range(shape[0]))])
+
+    def _fused(self, parts: list[tuple[str, tuple[int, ...], range]]) -> Tensor:
+        """Names, shapes and the rows to keep of each."""
+        sizes = [len(own) for _, _, own in parts]
+        fused = torch.empty((sum(sizes), *parts[0][1][1:]), dtype=self.dtype, device=self._device)
+        for (name, shape, own), place in zip(parts, fused.split_with_sizes(sizes), strict=True):
+            place.copy_(self._read(name, shape)[own.start : own.stop])
         return fused
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        stored = self._checkpoint.read(name, shape)
+        self._digest(name, stored)
+        return stored
 
     def _digest(self, name: str, stored: Tensor) -> None:
         flat = stored.flatten()

@@ -74,6 +74,13 @@ _WIDE_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
 }
 
+_UNEVEN_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "uneven-llama": lambda: LlamaConfig(
+        **{**_SHAPE, "num_key_value_heads": 3, "intermediate_size": 81}
+    ),
+}
+"""Of which two ranks cannot have half each."""
+
 
 @dataclass(frozen=True)
 class TinyModel:
@@ -134,7 +141,7 @@ def _write(family: str, folder: Path) -> TinyModel:
     with torch.random.fork_rng():
         torch.manual_seed(20)
         model = AutoModelForCausalLM.from_config(
-            (_FAMILIES | _WIDE_FAMILIES)[family](), attn_implementation="eager"
+            (_FAMILIES | _WIDE_FAMILIES | _UNEVEN_FAMILIES)[family](), attn_implementation="eager"
         )
         _randomise_vectors(model)
     model.eval().save_pretrained(folder)
