@@ -7,6 +7,7 @@ everything that ever will have entered: no command is forgotten.
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -32,6 +33,10 @@ class CommandQueue:
                 self._commands.put(command)
             return self._is_open
 
+    def fail(self, error: Exception) -> None:
+        """`run` will raise it: the engine thread ends of it."""
+        self.post(partial(_raise, error))
+
     def close(self) -> None:
         with self._gate:
             self._is_open = False
@@ -47,6 +52,10 @@ class CommandQueue:
         for _ in range(self._commands.qsize()):  # what has come by now: a turn must end
             self._commands.get_nowait()()
         return True
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def answer(future: Future[T], question: Callable[[], T]) -> None:

@@ -1,6 +1,7 @@
 """`Engine`: one model on one device, behind the engine loop's command queue.
 
-1. The constructor loads the model and allocates the KV pool, on the caller's thread; seconds.
+1. The constructor loads the model and allocates the KV pool, on the caller's thread; seconds. If
+   other ranks are to compute it with this one, it waits until they are ready.
 2. `start` starts the engine thread; requests go in by `submit`, and come out by `on_events`.
 3. KV goes in and out beside the steps: `claim` and `lease` give the right to copy, `copier` copies.
 4. `stop` ends it; `failure` tells whether it ended by itself.
@@ -9,6 +10,8 @@
 import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+
+import torch
 
 from engine.block_pool import BlockPool
 from engine.config import ModelConfig
@@ -25,6 +28,7 @@ from engine.model_runner import ModelRunner
 from engine.prefix_cache import PrefixCache
 from engine.request import EngineEvent, FirstToken, RequestId, TokenLogprobs
 from engine.scheduler import Scheduler
+from engine.tp.ranks import ALONE, ConnectedRanks, NoRanks
 from runtime.grammar import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -39,28 +43,29 @@ class Engine(EngineLoop):
         on_events: Callable[[list[EngineEvent]], None] = discard,
         wire_version: int = 0,
         vocabulary: Vocabulary | None = None,
+        ranks: ConnectedRanks | NoRanks = ALONE,
     ) -> None:
-        """Raises ModelError, UnsupportedModel. `wire_version` of the fabric that carries the KV is
-        part of the fingerprint. Without a `vocabulary` no request may have a grammar."""
+        """Raises ModelError, UnsupportedModel, RankLost. `wire_version` of the fabric that carries
+        the KV is part of the fingerprint. Without a `vocabulary` no request may have a grammar.
+        `ranks` are the others of `config.shard`; `stop` ends them."""
         self.config = config
         self.model_config = ModelConfig.from_folder(config.model_path)
         device = config.resolve_device()
         dtype = config.resolve_dtype(self.model_config)
         self.kv_shape = self.model_config.kv_shape(dtype)
         """(layers, KV heads, bytes of one head of one token's K or V)"""
-        self._decoder = load_decoder(config, self.model_config, dtype, device)
+        self._ranks = ranks
+        self._decoder = load_decoder(config, self.model_config, dtype, device, ranks.collectives)
         digest = self._decoder.digest
         self.fingerprint = fingerprint(self.model_config, digest, dtype, wire_version)
         num_blocks = config.resolve_num_blocks(self.model_config)
-        kv_cache = KVCache(self.model_config, num_blocks, config.block_size, dtype, device)
-        logger.info(
-            "%s on %s; KV pool of %.2f GiB, room for %d tokens",
-            str(dtype).removeprefix("torch."),
-            device,
-            kv_cache.data.nbytes / 2**30,
-            num_blocks * config.block_size,
-        )
+        own = config.shard.part_of(self.model_config)
+        kv_cache = KVCache(own, num_blocks, config.block_size, dtype, device)
+        self.kv_pool_nbytes = (kv_cache.data.nbytes, *ranks.join(digest, num_blocks))
+        """Of each rank."""
+        _log_start(config, dtype, device, self.kv_pool_nbytes, num_blocks)
         self.copier = KVCopier(kv_cache)
+        swap_nbytes = 0 if ranks.are_there else config.swap_memory
         pool = BlockPool(num_blocks, config.block_size)
         scheduler = Scheduler(
             pool,
@@ -71,11 +76,11 @@ class Engine(EngineLoop):
             tpot_slo_s=_seconds(config.tpot_slo_ms),
             prefill_policy=config.prefill_policy,
             max_queue_s=_seconds(config.max_queue_ms),
-            swap_nbytes=config.swap_memory,
+            swap_nbytes=swap_nbytes,
             token_nbytes=self.model_config.kv_token_nbytes(dtype),
         )
         grammars = Grammars(vocabulary, config.nice)
-        runner = ModelRunner(self._decoder, kv_cache, self.copier, grammars)
+        runner = ModelRunner(self._decoder, kv_cache, self.copier, grammars, ranks)
         super().__init__(
             scheduler,
             runner,
@@ -83,8 +88,9 @@ class Engine(EngineLoop):
             self.model_config.eos_token_ids,
             nice=config.nice,
             grammars=grammars,
-            swapper=KVSwapper(self.copier, *self.kv_shape[:2]) if config.swap_memory else None,
+            swapper=KVSwapper(self.copier, *self.kv_shape[:2]) if swap_nbytes else None,
         )
+        ranks.watch(self._commands.fail)
 
     def attach(
         self,
@@ -101,8 +107,9 @@ class Engine(EngineLoop):
         super().attach(request_id, first_token_id, logprobs, others)
 
     def stop(self) -> None:
-        """See EngineLoop.stop; completes the copies under way."""
+        """See EngineLoop.stop; ends the other ranks, completes the copies under way."""
         super().stop()
+        self._ranks.close()
         self.copier.close()
         self._decoder.close()
         self._grammars.close()
@@ -110,3 +117,22 @@ class Engine(EngineLoop):
 
 def _seconds(ms: float | None) -> float | None:
     return ms / 1000 if ms is not None else None
+
+
+def _log_start(
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_pool_nbytes: tuple[int, ...],
+    num_blocks: int,
+) -> None:
+    logger.info(
+        "%s on %s, ranks: %d; KV pool of %.2f GiB, room for %d tokens",
+        str(dtype).removeprefix("torch."),
+        device,
+        len(kv_pool_nbytes),
+        sum(kv_pool_nbytes) / 2**30,
+        num_blocks * config.block_size,
+    )
+    if config.swap_memory and len(kv_pool_nbytes) > 1:
+        logger.info("no swapping with several ranks: who gives way is computed again")

@@ -1,19 +1,23 @@
 """One step of tensor work: scheduled sequences in, sampled token ids out.
 
-1. Their tokens and block tables become one `BatchInput` on the device.
+1. Their tokens and block tables become one `BatchInput` on the device, and are told to the other
+   ranks, if several compute the model together.
 2. The model writes their KV and gives logits for those that sample; the copier is told, so that
    copies wait for this forward and not for the next.
 3. The sampler chooses on the device; reading the token ids, with the logprobs of whoever wants
    them, is the step's one wait for it. A step that has nothing to tell does not wait at all: on
-   CUDA the next one is queued behind it.
+   CUDA the next one is queued behind it. With other ranks every step is waited for: what is told
+   of it then is true of their KV too.
 """
 
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from engine.batch import BatchInput, BatchRow
+from engine.batch import BatchInput, BatchRow, PackedBatch
 from engine.decoder import Decoder
 from engine.errors import OutOfDeviceMemory
 from engine.grammars import Grammars, MaskFill
@@ -26,6 +30,7 @@ from engine.prompt_logprobs import PromptLogprobsRows
 from engine.sampler import SampleRow, sample_tokens
 from engine.scheduled_batch import BlockCopy, StepOutput, sampling
 from engine.sequence import Sequence
+from engine.tp.ranks import ALONE, Ranks
 
 
 class Runner(Protocol):
@@ -58,37 +63,45 @@ class ModelRunner:
         kv_cache: KVCache,
         copier: KVCopier,
         grammars: Grammars,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._copier = copier
         self._grammars = grammars
         self._device = kv_cache.device
-        self.is_async = self._device.type == "cuda"
+        self._ranks = ranks
+        self._on_cuda = self._device.type == "cuda"
+        self.is_async = self._on_cuda and not ranks.are_there
 
     def start(self) -> None:
         if self._model.num_torch_threads is not None:
             torch.set_num_threads(self._model.num_torch_threads)  # OpenMP keeps it by thread
-        if self._device.type == "cuda":
+        if self._on_cuda:
             torch.cuda.set_device(self._device)
 
     def run(self, seqs: list[Sequence]) -> StepOutput:
         try:
             return self._run(seqs)
-        except torch.OutOfMemoryError as error:
-            raise OutOfDeviceMemory(str(error)) from error
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) and not self._ranks.are_there:
+                raise OutOfDeviceMemory(str(error)) from error
+            raise self._ranks.explain(error) from error  # ranks are out of step: the end
 
     @torch.inference_mode()
     def _run(self, seqs: list[Sequence]) -> StepOutput:
         drawn = sampling(seqs)
         masks = self._begin_masks(drawn)
-        batch = BatchInput.build(
-            [_batch_row(seq) for seq in seqs], self._kv_cache.block_size, self._device
+        packed_batch = PackedBatch.of(
+            [_batch_row(seq) for seq in seqs], self._kv_cache.block_size, self._on_cuda
         )
+        self._ranks.forward(packed_batch)
+        batch = packed_batch.to(self._device)
         logits, hidden = self._model.forward(batch, self._kv_cache)
         self._copier.record_compute()
         told = PromptLogprobsRows(seqs)
         if not drawn and not told.num_rows:
+            self._ranks.wait(self._device)
             return StepOutput([])
         if len(drawn) > len(logits):
             logits = logits[_logits_rows(seqs)]
@@ -97,11 +110,16 @@ class ModelRunner:
         logprobs = StepLogprobs(logits, [row.params.num_logprobs for row in rows])
         packed = logprobs.pack(sample_tokens(logits, rows))
         if told.num_rows:
-            packed = torch.cat((packed.int(), told.pack(self._model.logits, hidden, batch)))
+            prompt_logits = partial(self._prompt_logits, hidden, batch)
+            packed = torch.cat((packed.int(), told.pack(prompt_logits, batch)))
         read = packed.cpu().numpy()  # sync point
         own, prompts = np.split(read, [len(read) - told.num_words])
         token_ids = own[: len(rows)].tolist()  # host memory
         return StepOutput(token_ids, logprobs.unpack(own), told.unpack(prompts))
+
+    def _prompt_logits(self, hidden: Tensor, batch: BatchInput, rows: slice) -> Tensor:
+        self._ranks.prompt_logits(rows)
+        return self._model.logits(hidden[batch.prompt_indices[rows]])
 
     def _begin_masks(self, drawn: list[Sequence]) -> MaskFill | None:
         """They are filled while the model runs."""
@@ -113,6 +131,7 @@ class ModelRunner:
         return self._grammars.begin(constrained) if constrained else None
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
+        self._ranks.copy_blocks(copies)
         self._kv_cache.copy_blocks(copies)
         self._copier.record_compute()  # what is copied from now on comes behind it
 

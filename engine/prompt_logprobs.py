@@ -31,16 +31,13 @@ class PromptLogprobsRows:
         self.num_words = 0
         """Of what `pack` gave."""
 
-    def pack(
-        self, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, batch: BatchInput
-    ) -> Tensor:
-        """[num_words] int32. `logits_of`: [n, hidden] → [n, vocab]."""
+    def pack(self, logits_of: Callable[[slice], Tensor], batch: BatchInput) -> Tensor:
+        """[num_words] int32. `logits_of`: n of `batch.prompt_indices` → [n, vocab]."""
         tables = []
         for first in range(0, self.num_rows, ROWS_AT_A_TIME):
-            part = slice(first, first + ROWS_AT_A_TIME)
-            logits = logits_of(hidden[batch.prompt_indices[part]])
+            part = slice(first, min(first + ROWS_AT_A_TIME, self.num_rows))
             tables.append(
-                logprob_table(logits, batch.prompt_token_ids[part], has_top=self._has_top)
+                logprob_table(logits_of(part), batch.prompt_token_ids[part], has_top=self._has_top)
             )
         packed = torch.cat(tables).flatten()
         self.num_words = len(packed)

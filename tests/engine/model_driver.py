@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import BatchInput, BatchRow
+from engine.batch import BatchRow, PackedBatch
 from engine.config import ModelConfig
 from engine.decoder import Decoder
 from engine.kv_cache import KVCache
+from engine.tp.ranks import ALONE, Ranks
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 96
@@ -33,7 +34,9 @@ class ModelDriver:
         dtype: torch.dtype,
         device: torch.device,
         block_size: int = BLOCK_SIZE,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
         self.model = model
         self.block_size = block_size
         self.kv = KVCache(config, NUM_BLOCKS, block_size, dtype, device)
@@ -54,7 +57,9 @@ class ModelDriver:
             )
             for seq, n in scheduled
         ]
-        batch = BatchInput.build(rows, self.block_size, self.kv.device)
+        packed = PackedBatch.of(rows, self.block_size)
+        self._ranks.forward(packed)
+        batch = packed.to(self.kv.device)
         logits = self.model.forward(batch, self.kv).logits.clone()  # they are the model's
         for seq, n in scheduled:
             seq.num_computed += n

@@ -1,0 +1,221 @@
+"""The other ranks of a worker, as rank 0 sees them.
+
+Rank 0 is a whole engine, but for its part of the weights and of the KV. The others have a part
+each, and no decisions: the runner tells them of each piece of tensor work before it does its own.
+Life of a `ConnectedRanks`:
+
+1. Somebody has started the ranks, and hands over the channels to them. From now on a thread for
+   each listens: a rank that ends, or says why it fails, is lost, and `on_lost` hears of the first.
+2. `join`, when rank 0 has loaded its own part: waits until each has, and all meet.
+3. `forward`, `prompt_logits`, `copy_blocks`, on the engine thread.
+4. `close` tells them to end, and waits until they are gone.
+
+A step in which a rank is lost fails with an error of the collectives, or of the channel; `explain`
+makes of it what the rank said.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from engine.batch import PackedBatch
+from engine.config import ModelError
+from engine.errors import EngineError
+from engine.scheduled_batch import BlockCopy
+from engine.tp.channel import Kind, StepChannel
+from engine.tp.collectives import JOIN_TIMEOUT_S, Alone, Collectives, TorchCollectives
+from engine.tp.messages import Loaded, pack_batch, pack_ids, pack_rows
+from engine.tp.shard import Shard
+
+logger = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 2.0
+"""For ranks that were told to end."""
+_REASON_TIMEOUT_S = 1.0
+"""For a rank's last words, once something has failed."""
+
+
+class RankLost(EngineError):
+    """A rank has ended, or failed; the engine cannot go on without it."""
+
+
+class Ranks(Protocol):
+    """What a runner tells the other ranks, each before it does the same itself."""
+
+    @property
+    def are_there(self) -> bool:
+        """There are any."""
+
+    def forward(self, batch: PackedBatch) -> None: ...
+
+    def prompt_logits(self, rows: slice) -> None:
+        """Of the last forward, for these rows of `BatchInput.prompt_indices`."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None: ...
+
+    def wait(self, device: torch.device) -> None:
+        """Until a forward that nobody reads is done, on `device` and so on all ranks."""
+
+    def explain(self, error: Exception) -> Exception:
+        """What to make of an exception of a step."""
+
+
+class NoRanks:
+    """Of an engine that is alone."""
+
+    are_there = False
+
+    def __init__(self) -> None:
+        self.collectives: Collectives = Alone()
+
+    def join(self, digest: bytes, num_blocks: int) -> list[int]:
+        return []
+
+    def watch(self, on_lost: Callable[["RankLost"], None]) -> None:
+        """Nobody can be lost."""
+
+    def close(self) -> None:
+        """Nobody has to end."""
+
+    def forward(self, batch: PackedBatch) -> None:
+        """Nobody hears it."""
+
+    def prompt_logits(self, rows: slice) -> None:
+        """Nobody hears it."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Nobody hears it."""
+
+    def wait(self, device: torch.device) -> None:
+        """Nobody depends on it."""
+
+    def explain(self, error: Exception) -> Exception:
+        return error
+
+
+class ConnectedRanks:
+    """See the module."""
+
+    are_there = True
+
+    def __init__(
+        self, channels: Sequence[StepChannel], device: torch.device, rendezvous: Path
+    ) -> None:
+        """`channels`: to ranks 1, 2, …; they are this object's from now on. `device` is rank 0's;
+        for `rendezvous` see TorchCollectives."""
+        self.shard = Shard(0, len(channels) + 1)
+        self.collectives = TorchCollectives(self.shard, device, rendezvous)
+        self._channels = channels
+        self._loaded: list[Future[Loaded]] = [Future() for _ in channels]
+        self._lock = threading.Lock()
+        self._lost: RankLost | None = None
+        self._is_lost = threading.Event()
+        self._is_closing = False
+        self._on_lost: Callable[[RankLost], None] = _nobody
+        self._listeners = [
+            threading.Thread(target=self._listen, args=(rank,), name=f"rank-{rank}", daemon=True)
+            for rank in range(1, self.shard.size)
+        ]
+        for listener in self._listeners:
+            listener.start()
+
+    def join(self, digest: bytes, num_blocks: int) -> list[int]:
+        """Blocks until all ranks have loaded and met. Bytes of the KV pool of each. Raises
+        RankLost, or ModelError if one has loaded something else."""
+        try:
+            loaded = [future.result(JOIN_TIMEOUT_S) for future in self._loaded]
+            if any((rank.digest, rank.num_blocks) != (digest, num_blocks) for rank in loaded):
+                raise ModelError("the model's files changed while the ranks were loading them")
+            self.collectives.join()
+        except (RuntimeError, TimeoutError) as error:
+            raise self.explain(error) from error
+        return [rank.pool_nbytes for rank in loaded]
+
+    def watch(self, on_lost: Callable[[RankLost], None]) -> None:
+        """`on_lost` is called once, on a thread of its own, if a rank is lost before `close`."""
+        with self._lock:
+            self._on_lost = on_lost
+            lost = self._lost
+        if lost is not None:
+            on_lost(lost)
+
+    def forward(self, batch: PackedBatch) -> None:
+        self._tell(Kind.FORWARD, *pack_batch(batch))
+
+    def prompt_logits(self, rows: slice) -> None:
+        self._tell(Kind.PROMPT_LOGITS, pack_rows(rows))
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self._tell(Kind.COPY_BLOCKS, pack_ids(copies))
+
+    def wait(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # sync point
+
+    def explain(self, error: Exception) -> Exception:
+        if isinstance(error, RankLost):
+            return error
+        self._is_lost.wait(_REASON_TIMEOUT_S)
+        return error if self._lost is None else self._lost
+
+    def close(self) -> None:
+        """Idempotent. Ranks that do not end in time find their channel shut."""
+        with self._lock:
+            self._is_closing = True
+        for channel in self._channels:
+            try:
+                channel.send(Kind.CLOSE)
+            except OSError:
+                logger.debug("a rank is gone already")
+        self.collectives.close()  # a rank that waits for us in a collective finds us gone
+        for listener in self._listeners:
+            listener.join(END_TIMEOUT_S)
+        for listener, channel in zip(self._listeners, self._channels, strict=True):
+            channel.shut()
+            listener.join()
+            channel.close()
+
+    def _tell(self, kind: Kind, *parts: bytes | memoryview) -> None:
+        try:
+            for channel in self._channels:
+                channel.send(kind, *parts)
+        except OSError as error:
+            raise self.explain(error) from error
+
+    # ── a rank's listener ──
+
+    def _listen(self, rank: int) -> None:
+        channel, reason = self._channels[rank - 1], "ended"
+        while (message := channel.receive()) is not None:
+            if message.kind is Kind.LOADED:
+                self._loaded[rank - 1].set_result(Loaded.read(message.payload))
+            elif message.kind is Kind.FAILED:
+                reason = f"failed: {message.payload.decode()}"
+            else:
+                raise AssertionError(f"a rank does not say {message.kind!r}")
+        self._lose(rank, RankLost(f"rank {rank} {reason}"))
+
+    def _lose(self, rank: int, lost: RankLost) -> None:
+        with self._lock:
+            is_first = self._lost is None and not self._is_closing
+            self._lost = self._lost or lost
+            on_lost = self._on_lost
+        self._is_lost.set()
+        if is_first:
+            logger.error("%s", lost)
+            self.collectives.abort()
+            on_lost(lost)
+        if not self._loaded[rank - 1].done():
+            self._loaded[rank - 1].set_exception(lost)
+
+
+def _nobody(lost: RankLost) -> None:
+    """Nobody wants to know yet; `join` and `explain` tell."""
+
+
+ALONE = NoRanks()
