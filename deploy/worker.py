@@ -2,7 +2,8 @@
 
 The only module that may import both worker services. Started as `python -m deploy.worker`:
 
-1. Pin to the cores given, load the model, start the fabric's thread.
+1. Pin to the cores given, start the other ranks (deploy/ranks.py), load the model, start the
+   fabric's thread.
 2. Start the engine thread and the gRPC server; ready when health says SERVING.
 3. On SIGTERM refuse new calls, let running ones end, then stop server, fabric and engine.
 4. If the engine fails, end the process: whoever supervises it starts another.
@@ -22,15 +23,16 @@ import grpc
 
 import decode_server
 import prefill_server
+from deploy.leaf_configs import engine_config, fabric_config
+from deploy.ranks import RankProcesses, of_rank, pin, rank_processes
 from deploy.worker_config import WorkerConfig
 from deploy.worker_metrics import WorkerCollector, loop_wait_histogram, watch_tasks
 from deploy.worker_status import WorkerStatus, new_generation
 from engine.async_engine import AsyncEngine
 from engine.config import ModelConfig, ModelError
 from engine.engine import Engine
-from engine.engine_config import EngineConfig
 from engine.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLong
-from kvfabric.config import FabricConfig
+from engine.tp.ranks import RankLost
 from kvfabric.errors import FabricError, HandshakeRefused
 from kvfabric.fabric import Fabric
 from kvfabric.frame import WIRE_VERSION
@@ -71,7 +73,7 @@ def main() -> None:
     try:
         run(config)
         status = 0
-    except (ModelError, CannotListen, FabricError, OSError, ValueError) as error:
+    except (ModelError, RankLost, CannotListen, FabricError, OSError, ValueError) as error:
         logger.error("cannot start", error=str(error))
         status = 2
     except Exception:
@@ -90,18 +92,29 @@ def _leave(status: int) -> NoReturn:
 
 def run(config: WorkerConfig) -> None:
     """Runs a worker until it is told to stop, or its engine fails (exit status 1)."""
-    if config.cores:
-        os.sched_setaffinity(0, {int(core) for core in config.cores})
-    engine_config = _engine_config(config)
-    engine = Engine(
-        engine_config, wire_version=WIRE_VERSION, vocabulary=_vocabulary(engine_config.model_path)
-    )
+    with rank_processes(config) as processes:
+        config = of_rank(config, 0)
+        pin(config)
+        settings = engine_config(config, processes.shard)
+        engine = Engine(
+            settings,
+            wire_version=WIRE_VERSION,
+            vocabulary=_vocabulary(settings.model_path),
+            ranks=processes.connect(settings.resolve_device()),
+        )
+        _run(config, engine, processes)
+    if engine.failure is not None:
+        logger.error("engine failed", error=str(engine.failure))
+        sys.exit(1)
+
+
+def _run(config: WorkerConfig, engine: Engine, processes: RankProcesses) -> None:
     generation = new_generation()
-    fabric_config = _fabric_config(config, engine, generation)
+    settings = fabric_config(config, engine.fingerprint, generation)
     if config.inject_faults:
         logger.warning("messages of the fabric are harmed on purpose", rules=config.inject_faults)
-    check_framable(KVShape(*engine.kv_shape), fabric_config)
-    fabric = Fabric(fabric_config, engine.copier.allocate_staging(fabric_config.staging_nbytes))
+    check_framable(KVShape(*engine.kv_shape), settings)
+    fabric = Fabric(settings, engine.copier.allocate_staging(settings.staging_nbytes))
     fabric.start()
     try:
         asyncio.run(_serve(config, engine, fabric, generation))
@@ -110,9 +123,6 @@ def run(config: WorkerConfig) -> None:
         fabric.close()
         engine.stop()
         gc.enable()
-    if engine.failure is not None:
-        logger.error("engine failed", error=str(engine.failure))
-        sys.exit(1)
 
 
 async def _serve(config: WorkerConfig, engine: Engine, fabric: Fabric, generation: int) -> None:
@@ -143,28 +153,6 @@ async def _serve(config: WorkerConfig, engine: Engine, fabric: Fabric, generatio
         )
 
 
-def _engine_config(config: WorkerConfig) -> EngineConfig:
-    return EngineConfig(
-        model_path=Path(config.model_path),
-        device=config.device,
-        dtype=config.dtype,
-        kernels=config.kernels,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        kv_memory=config.kv_memory,
-        swap_memory=config.swap_memory,
-        max_model_len=config.max_model_len,
-        token_budget=config.token_budget,
-        tpot_slo_ms=config.tpot_slo_ms or None,
-        prefill_policy=config.prefill_policy,
-        max_queue_ms=config.max_queue_ms or None,
-        max_num_seqs=config.max_num_seqs,
-        prefix_caching=config.prefix_caching,
-        num_threads=len(config.cores) or None,
-        random_weights=config.random_weights,
-    )
-
-
 def _vocabulary(model_path: Path) -> Vocabulary | None:
     """The bytes of the tokens, for grammars: the one thing here that knows text."""
     model = ModelConfig.from_folder(model_path)
@@ -176,24 +164,6 @@ def _vocabulary(model_path: Path) -> Vocabulary | None:
     except UnusableTokenizer as error:
         logger.warning("no structured outputs", reason=str(error))
         return None
-
-
-def _fabric_config(config: WorkerConfig, engine: Engine, generation: int) -> FabricConfig:
-    return FabricConfig(
-        listen=config.fabric_listen,
-        advertise_host=config.advertise_host,
-        fingerprint=engine.fingerprint,
-        generation=generation,
-        slot_nbytes=config.slot_size,
-        send_slots=config.send_slots,
-        recv_slots=config.recv_slots,
-        checksum=config.checksum,
-        connect_timeout_s=config.connect_timeout_s,
-        send_timeout_s=config.send_timeout_s,
-        first_frame_timeout_s=config.first_frame_timeout_s,
-        transfer_timeout_s=config.transfer_timeout_s,
-        faults=config.inject_faults,
-    )
 
 
 if __name__ == "__main__":

@@ -29,10 +29,19 @@ class WorkerConfig:
     kernels: Literal["auto", "torch", "numba"] = flag(
         "auto", help="what computes on a CPU; auto: Numba's, if they know the model, else torch's"
     )
-    cores: tuple[str, ...] = flag((), help="CPU cores to stay on; none: all")
+    tensor_parallel: int = flag(
+        1,
+        help="processes (ranks) that compute the model together, each with its part of the weights "
+        "and of the KV; the two sides of a handoff may differ in it",
+    )
+    cores: tuple[str, ...] = flag(
+        (), help="CPU cores to stay on; none: all; several ranks divide them"
+    )
     block_size: int = flag(16, help="tokens in one KV block")
     num_blocks: int | None = flag(None, help="blocks in the KV pool (default: by --kv-memory)")
-    kv_memory: int = flag(1 << 30, parse=nbytes, metavar="SIZE", help="size of the KV pool")
+    kv_memory: int = flag(
+        1 << 30, parse=nbytes, metavar="SIZE", help="size of the KV pool, of all ranks"
+    )
     swap_memory: int = flag(
         512 << 20,
         parse=nbytes,

@@ -68,6 +68,21 @@ def parse(
     return config_class(**vars(parser.parse_args(argv)))
 
 
+def to_argv(config: object) -> list[str]:
+    """What `parse` makes the same config of, whatever the environment says: for a process that
+    shall run with this one's flags. A field that is None is left out."""
+    argv: list[str] = []
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        name, value = field.name.replace("_", "-"), getattr(config, field.name)
+        if isinstance(value, bool):
+            argv.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, tuple):
+            argv.append(f"--{name}={','.join(value)}")
+        elif value is not None:
+            argv.append(f"--{name}={value}")
+    return argv
+
+
 def _add(
     parser: argparse.ArgumentParser,
     field: dataclasses.Field[Any],

@@ -1,0 +1,56 @@
+"""What a worker's flags mean to its engine and its fabric, on each of its ranks."""
+
+import os
+from pathlib import Path
+
+from deploy.worker_config import WorkerConfig
+from engine.engine_config import EngineConfig
+from engine.tp.shard import Shard
+from kvfabric.config import FabricConfig
+
+
+def engine_config(config: WorkerConfig, shard: Shard) -> EngineConfig:
+    """Of a worker's rank; `config.cores` are that rank's own."""
+    return EngineConfig(
+        model_path=Path(config.model_path),
+        device=config.device,
+        dtype=config.dtype,
+        kernels=config.kernels,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        kv_memory=config.kv_memory,
+        swap_memory=config.swap_memory,
+        max_model_len=config.max_model_len,
+        token_budget=config.token_budget,
+        tpot_slo_ms=config.tpot_slo_ms or None,
+        prefill_policy=config.prefill_policy,
+        max_queue_ms=config.max_queue_ms or None,
+        max_num_seqs=config.max_num_seqs,
+        prefix_caching=config.prefix_caching,
+        num_threads=len(config.cores) or _share_of_all_cores(shard),
+        random_weights=config.random_weights,
+        shard=shard,
+    )
+
+
+def _share_of_all_cores(shard: Shard) -> int | None:
+    """None: torch takes all."""
+    return None if shard.size == 1 else max(1, len(os.sched_getaffinity(0)) // shard.size)
+
+
+def fabric_config(config: WorkerConfig, fingerprint: bytes, generation: int) -> FabricConfig:
+    return FabricConfig(
+        listen=config.fabric_listen,
+        advertise_host=config.advertise_host,
+        fingerprint=fingerprint,
+        generation=generation,
+        slot_nbytes=config.slot_size,
+        send_slots=config.send_slots,
+        recv_slots=config.recv_slots,
+        checksum=config.checksum,
+        connect_timeout_s=config.connect_timeout_s,
+        send_timeout_s=config.send_timeout_s,
+        first_frame_timeout_s=config.first_frame_timeout_s,
+        transfer_timeout_s=config.transfer_timeout_s,
+        faults=config.inject_faults,
+    )

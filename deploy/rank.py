@@ -1,0 +1,73 @@
+"""A rank beside a worker's own: its part of the model and of the KV, and its end of the fabric.
+
+Started by the worker (deploy/ranks.py) as `python -m deploy.rank`; it has no scheduler, no gRPC and
+no metrics of its own, and takes no request.
+
+1. Pin to the cores given, load this rank's part of the model, start what the handoff needs.
+2. Do what rank 0's engine announces (engine/tp/rank.py), until it closes the channel or is gone.
+   Signals that end the worker do not end its ranks: rank 0 drains first.
+3. If anything fails, tell rank 0, and end: rank 0's engine fails with that reason.
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deploy.leaf_configs import engine_config
+from deploy.rank_config import RankConfig
+from deploy.ranks import pin
+from engine.tp.channel import StepChannel
+from engine.tp.rank import Rank, telling
+from engine.tp.shard import Shard
+from runtime import flags, log
+
+logger = log.get_logger()
+
+
+def main() -> None:
+    config = flags.parse(
+        RankConfig, prog="python -m deploy.rank", description="A rank of a worker, started by it."
+    )
+    faulthandler.register(signal.SIGUSR1)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    log.configure(config.name, format=config.log_format, level=config.log_level)
+    status = 1
+    try:
+        run(config)
+        status = 0
+    except Exception:
+        logger.exception("failed")
+    finally:
+        logging.shutdown()
+        os._exit(status)  # as the worker does
+
+
+def run(config: RankConfig) -> None:
+    """Returns when rank 0 has closed the channel, or is gone."""
+    pin(config)
+    steps = StepChannel(socket.socket(fileno=config.steps_fd))
+    with telling(steps):
+        settings = engine_config(config, Shard(config.rank, config.tensor_parallel))
+        rank = Rank(settings, steps, Path(config.rendezvous))
+        try:
+            with _handoff(config, rank, socket.socket(fileno=config.handoff_fd)):
+                rank.serve()
+        finally:
+            rank.close()
+
+
+@contextmanager
+def _handoff(config: RankConfig, rank: Rank, channel: socket.socket) -> Iterator[None]:
+    """This rank's end of the fabric, for as long as it serves. `channel` leads to rank 0's."""
+    with channel:
+        yield
+
+
+if __name__ == "__main__":
+    main()
