@@ -44,6 +44,7 @@ from runtime.grammar import UnusableTokenizer, Vocabulary
 from runtime.grpc_errors import ErrorTable
 from runtime.grpc_server import CannotListen, GrpcServer, serve
 from runtime.metrics import HandoffStages, MetricsServer, new_registry
+from runtime.tls import TLS, BadTLS
 
 ERRORS: ErrorTable = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -73,7 +74,7 @@ def main() -> None:
     try:
         run(config)
         status = 0
-    except (ModelError, RankLost, CannotListen, FabricError, OSError, ValueError) as error:
+    except (ModelError, RankLost, CannotListen, BadTLS, FabricError, OSError, ValueError) as error:
         logger.error("cannot start", error=str(error))
         status = 2
     except Exception:
@@ -132,7 +133,7 @@ async def _serve(config: WorkerConfig, engine: Engine, fabric: Fabric, generatio
     status = WorkerStatus(config.name, Path(config.model_path).name, engine, fabric, generation)
     stopping = asyncio.Event()
     async_engine = AsyncEngine(engine, loop_wait_histogram(registry).observe, stopping.set)
-    server = GrpcServer(ERRORS)
+    server = GrpcServer(ERRORS, TLS.from_files(config.tls_cert, config.tls_key, config.tls_ca))
     add_services = ADD_SERVICES[config.role]
     stages = HandoffStages(registry)
     services = add_services(server.server, async_engine, fabric, status, registry, stages)

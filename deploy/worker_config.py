@@ -20,6 +20,9 @@ class WorkerConfig:
     metrics_port: int = flag(0, help="Prometheus; 0 takes a free one")
     fabric_listen: str = flag("ucx://0.0.0.0:0", help="where KV frames come in")
     advertise_host: str = flag("127.0.0.1", help="host under which peers reach the fabric")
+    tls_cert: str = flag("", metavar="FILE", help="PEM; with the two below: mutual TLS on gRPC")
+    tls_key: str = flag("", metavar="FILE", help="PEM, its key, without a password")
+    tls_ca: str = flag("", metavar="FILE", help="PEM, the authority that signs every process")
 
     # The engine.
     device: Literal["auto", "cpu", "cuda"] = flag("auto", help="where the model runs")

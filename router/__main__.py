@@ -11,6 +11,7 @@ from router.tokenizer import TextTokenizer, UnusableModelFolder
 from runtime import log
 from runtime.flags import parse
 from runtime.metrics import new_registry
+from runtime.tls import TLS, BadTLS
 
 DESCRIPTION = """\
 Baton's router: OpenAI's API in front of prefill and decode workers. It speaks HTTP to clients and
@@ -33,7 +34,8 @@ def main() -> None:
         )
     try:
         tokenizer = TextTokenizer.from_folder(Path(config.model_path))
-    except UnusableModelFolder as error:
+        TLS.from_files(config.tls_cert, config.tls_key, config.tls_ca)  # or say now what is wrong
+    except (UnusableModelFolder, BadTLS) as error:
         sys.exit(f"python -m router: {error}")
     # uvicorn hands the signal that ended it on to these: an end that was asked for is a good one.
     for signum in (signal.SIGTERM, signal.SIGINT):

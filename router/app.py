@@ -30,6 +30,7 @@ from router.schemas import ChatBody, CompletionBody
 from router.tokenizer import JSONObject, TextTokenizer
 from router.validation import Validator
 from router.workers import WorkerSet
+from runtime.tls import TLS
 
 
 class Router:
@@ -44,6 +45,7 @@ class Router:
             config.prefill if config.mode == "disaggregated" else (),
             interval_s=config.status_interval_s,
             timeout_s=config.status_timeout_s,
+            tls=TLS.from_files(config.tls_cert, config.tls_key, config.tls_ca),
         )
         self._tokenizer = tokenizer
         self._metrics = RouterMetrics(registry, self.workers)

@@ -26,6 +26,9 @@ class RouterConfig:
     )
     host: str = flag("127.0.0.1", help="address to listen on")
     port: int = flag(8000, help="port to listen on")
+    tls_cert: str = flag("", metavar="FILE", help="PEM; with the two below: mutual TLS on gRPC")
+    tls_key: str = flag("", metavar="FILE", help="PEM, its key, without a password")
+    tls_ca: str = flag("", metavar="FILE", help="PEM, the authority that signs every process")
 
     max_attempts: int = flag(6, help="how often a prompt may be started again after a worker fails")
     request_timeout_s: float = flag(600.0, help="time for a whole request")

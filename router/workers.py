@@ -20,6 +20,7 @@ from router.errors import LegFailed
 from router.tasks import cancel_and_wait
 from runtime.grpc_client import open_channel
 from runtime.log import get_logger
+from runtime.tls import TLS
 
 log = get_logger()
 
@@ -106,8 +107,8 @@ class DecodeWorker(Worker):
     role = pb.ROLE_DECODE
     stub: "pb_grpc.DecodeAsyncStub"
 
-    def __init__(self, address: str) -> None:
-        channel = open_channel(address)
+    def __init__(self, address: str, tls: TLS | None = None) -> None:
+        channel = open_channel(address, tls)
         super().__init__(address, channel)
         self.stub = pb_grpc.DecodeStub(channel)
 
@@ -116,8 +117,8 @@ class PrefillWorker(Worker):
     role = pb.ROLE_PREFILL
     stub: "pb_grpc.PrefillAsyncStub"
 
-    def __init__(self, address: str) -> None:
-        channel = open_channel(address)
+    def __init__(self, address: str, tls: TLS | None = None) -> None:
+        channel = open_channel(address, tls)
         super().__init__(address, channel)
         self.stub = pb_grpc.PrefillStub(channel)
 
@@ -132,9 +133,10 @@ class WorkerSet:
         *,
         interval_s: float,
         timeout_s: float,
+        tls: TLS | None = None,
     ) -> None:
-        self.decodes = tuple(DecodeWorker(address) for address in dict.fromkeys(decodes))
-        self.prefills = tuple(PrefillWorker(address) for address in dict.fromkeys(prefills))
+        self.decodes = tuple(DecodeWorker(address, tls) for address in dict.fromkeys(decodes))
+        self.prefills = tuple(PrefillWorker(address, tls) for address in dict.fromkeys(prefills))
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._changed = asyncio.Event()

@@ -6,6 +6,8 @@ peer that is restarted on the same port is found again within two.
 
 import grpc
 
+from runtime.tls import TLS
+
 KEEPALIVE_S = 5.0
 """A silent connection is pinged after this long, and given up when the ping gets no answer for
 as long again. The server keeps the same rule."""
@@ -30,6 +32,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(target: str) -> grpc.aio.Channel:
+def open_channel(target: str, tls: TLS | None = None) -> grpc.aio.Channel:
     """A channel to `host:port`; it connects with the first call, and the caller closes it."""
-    return grpc.aio.insecure_channel(target, options=_OPTIONS)
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=_OPTIONS)
+    return grpc.aio.secure_channel(target, tls.channel_credentials(), options=_OPTIONS)

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from runtime.grpc_client import KEEPALIVE_S, MAX_MESSAGE_NBYTES
 from runtime.grpc_errors import ErrorTable, ErrorTranslator
 from runtime.log import get_logger
+from runtime.tls import TLS
 
 log = get_logger()
 
@@ -48,7 +49,8 @@ class CannotListen(Exception):
 class GrpcServer:
     """A `grpc.aio` server with all that Baton's workers have in common."""
 
-    def __init__(self, errors: ErrorTable) -> None:
+    def __init__(self, errors: ErrorTable, tls: TLS | None = None) -> None:
+        self._tls = tls
         self._translator = ErrorTranslator(errors)
         self.server = grpc.aio.server(interceptors=[self._translator], options=_OPTIONS)
         self._health = health.aio.HealthServicer()
@@ -64,13 +66,18 @@ class GrpcServer:
             [*services, health.SERVICE_NAME, reflection.SERVICE_NAME], self.server
         )
         try:
-            port = self.server.add_insecure_port(address)
+            port = self._add_port(address)
         except RuntimeError as error:
             raise CannotListen(f"cannot listen on {address}") from error
         await self.server.start()
         for service in services:
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return port
+
+    def _add_port(self, address: str) -> int:
+        if self._tls is None:
+            return self.server.add_insecure_port(address)
+        return self.server.add_secure_port(address, self._tls.server_credentials())
 
     async def drain(self) -> None:
         """Tells whoever watches health that nothing new should come."""

@@ -14,10 +14,12 @@ from typing import IO, Annotated, Literal
 
 import psutil
 import pytest
+import trustme
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from tests.e2e.cluster import free_port, scrape
+from tests.tls_files import write_tls_files
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -54,6 +56,13 @@ def read_line(stream: IO[str] | None) -> str:
     return stream.readline()
 
 
+def mutual_tls(folder: Path) -> dict[str, str]:
+    """What the environment says to a cluster whose processes have certificates."""
+    files = write_tls_files(folder / "tls", trustme.CA(), "127.0.0.1")
+    names = ("BATON_TLS_CERT", "BATON_TLS_KEY", "BATON_TLS_CA")
+    return {name: str(file) for name, file in zip(names, files, strict=True)}
+
+
 @pytest.fixture(scope="module", params=["disaggregated", "colocated"])
 def up(
     request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
@@ -62,8 +71,11 @@ def up(
     port = free_port()
     command = [sys.executable, "-m", "deploy.cli", "up", "--port", str(port)]
     command += ["--run-dir", str(run_dir), "--mode", request.param, "--kv-memory", "256MiB"]
+    environ = os.environ | (mutual_tls(run_dir) if request.param == "colocated" else {})
     with (run_dir / "up.log").open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ
+        )
     try:
         line = read_line(process.stdout)
         assert line, (run_dir / "up.log").read_text()
