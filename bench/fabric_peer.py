@@ -22,7 +22,7 @@ from kvfabric.config import FabricConfig
 from kvfabric.errors import FabricError
 from kvfabric.fabric import Fabric
 from kvfabric.frame import FrameRange, TransferId
-from kvfabric.ticket import KVShape, ReceiveReport, Ticket, new_transfer_id
+from kvfabric.ticket import KVShape, KVShard, ReceiveReport, Ticket, new_transfer_id
 
 FINGERPRINT = b"f" * 32
 SECONDS = 60.0
@@ -48,6 +48,12 @@ def shape_of(nbytes: int) -> tuple[KVShape, int]:
     """KV of 32 layers and 2 KiB per token and layer that adds up to `nbytes`, and its tokens."""
     assert nbytes % (64 << 10) == 0
     return KVShape(num_layers=32, num_heads=2, head_nbytes=512), nbytes // (64 << 10)
+
+
+def ticket_to(transfer_id: TransferId, address: str, shape: KVShape, num_tokens: int) -> Ticket:
+    """Of the receiving process, which is generation 1."""
+    shard = KVShard(address, 1, 0, shape.num_heads)
+    return Ticket(transfer_id, (shard,), FINGERPRINT, 0, num_tokens, 16)
 
 
 class _Sink:
@@ -110,14 +116,14 @@ class Receiving:
             peer.tell({"do": "bare", "port": self._bare.port, "nbytes": nbytes})
             return self._fabric.call(self._bare.receive(nbytes)).result(SECONDS)
         shape, num_tokens = shape_of(nbytes)
-        ticket = Ticket(new_transfer_id(), self._fabric.address, 1, FINGERPRINT, 0, num_tokens, 16)
+        ticket = ticket_to(new_transfer_id(), self._fabric.address, shape, num_tokens)
         sink = _Sink()
         self._fabric.expect(ticket, shape, sink)
         peer.tell(
             {
                 "do": "fabric",
                 "transfer_id": ticket.transfer_id.hex(),
-                "address": ticket.address,
+                "address": self._fabric.address,
                 "nbytes": nbytes,
             }
         )
@@ -198,7 +204,7 @@ async def windowed(operation: Any, ring: list[Any], nbytes: int) -> None:
 def ship(fabric: Fabric, command: dict[str, Any]) -> None:
     shape, num_tokens = shape_of(command["nbytes"])
     transfer_id = TransferId(bytes.fromhex(command["transfer_id"]))
-    ticket = Ticket(transfer_id, command["address"], 1, FINGERPRINT, 0, num_tokens, 16)
+    ticket = ticket_to(transfer_id, command["address"], shape, num_tokens)
     started = time.monotonic_ns()
     outgoing = fabric.ship(ticket, shape, _Source())
     outgoing.extend(num_tokens)

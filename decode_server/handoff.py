@@ -48,7 +48,6 @@ class Handoff:
         self,
         engine: Engine,
         fabric: Fabric,
-        generation: int,
         request_id: RequestId,
         num_tokens: int,
         post: Callable[[Committed | Lost], None],
@@ -57,7 +56,6 @@ class Handoff:
         """The one that is out, if any."""
         self._engine = engine
         self._fabric = fabric
-        self._generation = generation
         self._request_id = request_id
         self._num_tokens = num_tokens
         self._post = post
@@ -98,17 +96,17 @@ class Handoff:
     def _mint(self, first_token: int) -> Ticket:
         assert self.ticket is None, self.ticket
         assert self._blocks is not None, "begin comes first"
+        shape = KVShape(*self._engine.kv_shape)
         self.ticket = Ticket(
             transfer_id=new_transfer_id(),
-            address=self._fabric.address,
-            generation=self._generation,
+            shards=self._fabric.shards(shape),
             fingerprint=self._engine.fingerprint,
             first_token=first_token,
             num_tokens=self._num_tokens,
             block_size=self._engine.block_size,
         )
         sink = _InstallSink(self._blocks, self.ticket.transfer_id, self._post)
-        self._fabric.expect(self.ticket, KVShape(*self._engine.kv_shape), sink)
+        self._fabric.expect(self.ticket, shape, sink)
         return self.ticket
 
 

@@ -56,7 +56,6 @@ class DecodeLeg:
         self,
         engine: AsyncEngine,
         fabric: Fabric,
-        generation: int,
         metrics: DecodeMetrics,
         request: EngineRequest,
     ) -> None:
@@ -72,7 +71,6 @@ class DecodeLeg:
         self._handoff = Handoff(
             engine.engine,
             fabric,
-            generation,
             request.request_id,
             len(request.prompt_token_ids),
             self._post_threadsafe(asyncio.get_running_loop()),
@@ -165,8 +163,15 @@ class DecodeLeg:
         return pb.GenerateEvent(
             reserved=pb.KVTicket(
                 transfer_id=ticket.transfer_id,
-                address=ticket.address,
-                generation=ticket.generation,
+                shards=[
+                    pb.KVShard(
+                        address=shard.address,
+                        generation=shard.generation,
+                        first_head=shard.first_head,
+                        num_heads=shard.num_heads,
+                    )
+                    for shard in ticket.shards
+                ],
                 fingerprint=ticket.fingerprint,
                 first_token=ticket.first_token,
                 num_tokens=ticket.num_tokens,

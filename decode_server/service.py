@@ -57,7 +57,6 @@ class DecodeService(pb_grpc.DecodeServicer):
         leg = DecodeLeg(
             self._engine,
             self._fabric,
-            status.generation,
             self._metrics,
             engine_request(request, role, request_id, vocab_size),
         )

@@ -5,7 +5,7 @@ and `close`. Sources and sinks are called on the fabric's loop.
 
 1. `start` listens; from then on `address` is what a ticket says.
 2. Receiving: `expect` a ticket before it is given away; the sink hears of the end, or `forget`.
-3. Sending: `ship` a ticket, then `extend` and `commit` the `Outgoing` it returns.
+3. Sending: `ship` a ticket, then `extend` and `commit` the `Shipment` it returns.
 4. `close` fails what is left and gives everything back. UCX serves one fabric per process.
 """
 
@@ -19,9 +19,9 @@ from kvfabric.config import FabricConfig
 from kvfabric.errors import DeadlineExceeded, FabricClosed
 from kvfabric.frame import TransferId
 from kvfabric.node import Node, check_framable
-from kvfabric.outgoing import Outgoing
+from kvfabric.shipment import Shipment, Shipments
 from kvfabric.stats import FabricStats
-from kvfabric.ticket import FrameSink, FrameSource, KVShape, Ticket
+from kvfabric.ticket import FrameSink, FrameSource, KVShape, KVShard, Ticket
 
 START_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
@@ -66,6 +66,11 @@ class Fabric:
         if self._thread.is_alive():
             raise DeadlineExceeded("the fabric's thread did not end")
 
+    def shards(self, shape: KVShape) -> tuple[KVShard, ...]:
+        """Where KV of that shape comes to: what a ticket of this receiver says."""
+        generation = self.config.generation
+        return (KVShard(self.address, generation, shape.first_head, shape.num_heads),)
+
     def expect(self, ticket: Ticket, shape: KVShape, sink: FrameSink) -> None:
         """From now on frames of this transfer are welcome. Raises `ValueError` for KV that no
         slot can hold."""
@@ -84,12 +89,16 @@ class Fabric:
         if not self._closed:
             self._call(self._node.give_up, transfer_id)
 
-    def ship(self, ticket: Ticket, shape: KVShape, source: FrameSource) -> Outgoing:
-        """Starts connecting at once. What goes wrong comes through `Outgoing.done`."""
+    def ship(self, ticket: Ticket, shape: KVShape, source: FrameSource) -> Shipment:
+        """Starts connecting at once, to each of the ticket's shards that wants heads of `shape`.
+        What goes wrong comes through `Shipment.done`."""
         check_framable(shape, self.config)
-        outgoing = self._node.outgoing(ticket, shape, source)
-        self._call(self._node.ship, outgoing)
-        return outgoing
+        peers = [peer for peer in ticket.shards if shape.shared_with(peer.heads).num_heads]
+        parts = [self._node.outgoing(ticket, peer, shape, source) for peer in peers]
+        shipment = parts[0] if len(parts) == 1 else Shipments(parts)
+        for part in parts:
+            self._call(self._node.ship, part)
+        return shipment
 
     def stats(self) -> FabricStats:
         return self._node.stats()

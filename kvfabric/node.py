@@ -21,7 +21,7 @@ from kvfabric.sender import Sender
 from kvfabric.slots import cut_slab
 from kvfabric.stats import FabricCounters, FabricStats
 from kvfabric.tasks import TaskSet
-from kvfabric.ticket import FrameSink, FrameSource, KVShape, Ticket
+from kvfabric.ticket import FrameSink, FrameSource, KVShape, KVShard, Ticket
 from kvfabric.transport import Endpoint, Listener, open_transport, scheme_of
 
 _logger = logging.getLogger(__name__)
@@ -110,11 +110,14 @@ class Node:
     def give_up(self, transfer_id: TransferId) -> None:
         self._incoming.give_up(transfer_id)
 
-    def outgoing(self, ticket: Ticket, shape: KVShape, source: FrameSource) -> Outgoing:
-        """A handle for `ship`. Any thread may make one."""
+    def outgoing(
+        self, ticket: Ticket, peer: KVShard, shape: KVShape, source: FrameSource
+    ) -> Outgoing:
+        """A handle for `ship`, to one of the ticket's shards. Any thread may make one."""
         return Outgoing(
             self._loop,
             ticket,
+            peer,
             shape,
             source,
             max_nbytes=self.config.slot_nbytes,
@@ -127,8 +130,8 @@ class Node:
         elif outgoing.ticket.fingerprint != self.config.fingerprint:
             refusal = HandshakeRefused("the ticket is for KV of another meaning (fingerprint)")
             outgoing.fail(refusal, tell_peer=False)
-        elif scheme_of(outgoing.ticket.address) != scheme_of(self.config.listen):
-            error = FabricError(f"{outgoing.ticket.address} is not of our transport")
+        elif scheme_of(outgoing.peer.address) != scheme_of(self.config.listen):
+            error = FabricError(f"{outgoing.peer.address} is not of our transport")
             outgoing.fail(error, tell_peer=False)
         else:
             self._sender.ship(outgoing)

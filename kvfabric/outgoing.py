@@ -1,4 +1,4 @@
-"""Outgoing: one transfer at its sender.
+"""Outgoing: what one process sends of a transfer to one process.
 
 1. `extend` says how far the KV is computed; frames of whole receiver blocks become ready.
 2. The link to the peer takes frames in turn with those of other transfers: `pop`, `fill`, `posted`.
@@ -10,7 +10,6 @@
 """
 
 import asyncio
-import concurrent.futures
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,17 +25,19 @@ from kvfabric.frame import (
     write_frame,
 )
 from kvfabric.frame_plan import plan_frames
+from kvfabric.shipment import Shipment
 from kvfabric.slots import Slot
-from kvfabric.ticket import FrameSource, KVShape, ShipReport, Ticket
+from kvfabric.ticket import FrameSource, KVShape, KVShard, ShipReport, Ticket
 
 
-class Outgoing:
-    """Handle of a transfer under way; made by `Fabric.ship`."""
+class Outgoing(Shipment):
+    """To `peer`, one of the ticket's shards, go the heads of `shape` that are also its own."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         ticket: Ticket,
+        peer: KVShard,
         shape: KVShape,
         source: FrameSource,
         *,
@@ -44,15 +45,15 @@ class Outgoing:
         checksummer: Checksummer | None,
     ) -> None:
         self.ticket = ticket
-        self.done: concurrent.futures.Future[ShipReport] = concurrent.futures.Future()
-        self.done.set_running_or_notify_cancel()  # cancelling it is no way to cancel a transfer
+        self.peer = peer
+        super().__init__()
         self.error: FabricError | None = None
         self.tell_peer = False
         """The transfer failed on this side, and the receiver has not been told yet."""
         self.on_change: Callable[[], None] = lambda: None
         """Set by the link: something became ready, or the transfer is over."""
         self._loop = loop
-        self._shape = shape
+        self._shape = shape.shared_with(peer.heads)
         self._source = source
         self._max_nbytes = max_nbytes
         self._checksummer = checksummer
@@ -70,16 +71,13 @@ class Outgoing:
     # From any thread.
 
     def extend(self, num_tokens: int) -> None:
-        """KV of the ticket's tokens below `num_tokens` is computed."""
         self._call(self._extend, num_tokens)
 
     def commit(self, payload: bytes) -> None:
-        """Nothing more will be extended; `payload` (at most a slot) goes with COMMIT."""
         assert len(payload) <= self._max_nbytes
         self._call(self._set_commit, payload)
 
     def cancel(self) -> None:
-        """Gives the transfer up, between frames. Idempotent; nothing after the end."""
         self._call(self.fail, TransferAborted("cancelled here"))
 
     def _call(self, function: Callable[..., None], *args: object) -> None:

@@ -13,7 +13,7 @@ from kvfabric.outgoing import Outgoing
 from kvfabric.slots import SlotPool
 from kvfabric.stats import FabricCounters
 from kvfabric.tasks import TaskSet
-from kvfabric.ticket import Ticket
+from kvfabric.ticket import KVShard
 from kvfabric.transport import Transport
 
 
@@ -53,7 +53,7 @@ class Sender:
     def ship(self, outgoing: Outgoing) -> None:
         self.num_transfers += 1
         outgoing.done.add_done_callback(lambda _: self._ended(outgoing))
-        self._link_for(outgoing.ticket).add(outgoing)
+        self._link_for(outgoing.peer).add(outgoing)
 
     async def close(self, error: FabricClosed, seconds: float) -> bool:
         """Fails what is under way; False if a link would not end."""
@@ -61,12 +61,12 @@ class Sender:
             link.break_off(error)
         return await self._runs.join(seconds)
 
-    def _link_for(self, ticket: Ticket) -> Link:
-        peer = _Peer(ticket.address, ticket.generation)
+    def _link_for(self, shard: KVShard) -> Link:
+        peer = _Peer(shard.address, shard.generation)
         link = self._links.get(peer)
         if link is None or link.over:
             link = self._links[peer] = Link(
-                ticket.address,
+                peer.address,
                 slots=self._slots,
                 counters=self._counters,
                 connect_timeout_s=self._connect_timeout_s,

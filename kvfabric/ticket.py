@@ -18,14 +18,28 @@ def new_transfer_id() -> TransferId:
 
 
 @dataclass(frozen=True, slots=True)
+class KVShard:
+    """A process of the receiver, and the KV heads that go there."""
+
+    address: str
+    """`ucx://host:port` (or `inproc://name`) of its listener."""
+    generation: int
+    """Its own; a successor on the same port refuses the handshake."""
+    first_head: int
+    num_heads: int
+
+    @property
+    def heads(self) -> range:
+        return range(self.first_head, self.first_head + self.num_heads)
+
+
+@dataclass(frozen=True, slots=True)
 class Ticket:
     """The right to send KV of tokens [first_token, num_tokens) to one worker, once."""
 
     transfer_id: TransferId
-    address: str
-    """`ucx://host:port` (or `inproc://name`) of the receiver's listener."""
-    generation: int
-    """Of the receiving process; a successor on the same port refuses the handshake."""
+    shards: tuple[KVShard, ...]
+    """Where the KV goes. Their heads, in order, are all of the model's."""
     fingerprint: bytes
     """32 bytes: what KV means at the receiver."""
     first_token: int

@@ -32,7 +32,7 @@ from engine.request import (
 from kvfabric.errors import FabricError, TransferAborted
 from kvfabric.fabric import Fabric
 from kvfabric.frame import FrameRange
-from kvfabric.outgoing import Outgoing
+from kvfabric.shipment import Shipment
 from kvfabric.ticket import KVShape, ShipReport, Ticket
 from prefill_server.metrics import PrefillMetrics
 from protos import serving_pb2 as pb
@@ -84,7 +84,7 @@ class PrefillLeg:
         self._ticket = ticket
         self._samples = not request.output_token_ids
         self._mailbox: Mailbox[EngineEvent | ShipDone] = Mailbox()
-        self._outgoing: Outgoing | None = None
+        self._outgoing: Shipment | None = None
         self._timings = pb.Timings()
         self._num_cached_tokens = 0
         self._first_tokens: list[pb.FirstToken] = []
@@ -185,7 +185,7 @@ class PrefillLeg:
         self._metrics.observe_shipped(outcome)
         self._is_over = True
 
-    def _ship(self, ticket: Ticket) -> Outgoing:
+    def _ship(self, ticket: Ticket) -> Shipment:
         engine = self._engine.engine
         lease = engine.lease(self._request.request_id)
         outgoing = self._fabric.ship(

@@ -4,7 +4,7 @@ Knows the control plane, the engine and the sending end of the fabric; no HTTP, 
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -14,7 +14,7 @@ from engine.errors import InvalidRequest, QueueFull
 from engine.request import Leg, RequestId
 from engine.request_message import engine_request
 from kvfabric.fabric import Fabric
-from kvfabric.ticket import Ticket, TransferId
+from kvfabric.ticket import KVShard, Ticket, TransferId
 from prefill_server.leg import PrefillLeg
 from prefill_server.metrics import PrefillMetrics
 from protos import serving_pb2 as pb
@@ -59,7 +59,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             self._fabric,
             self._metrics,
             engine_request(request, Leg.PREFILL, request_id, vocab_size),
-            _ticket(request),
+            _ticket(request, self._engine.engine.kv_shape[1]),
         )
         with bind_request(request.request_id):
             async with deadline(request.remaining_ms):
@@ -78,7 +78,8 @@ class PrefillService(pb_grpc.PrefillServicer):
         return self._status(pb.ROLE_PREFILL)
 
 
-def _ticket(request: pb.PrefillRequest) -> Ticket | None:
+def _ticket(request: pb.PrefillRequest, num_heads: int) -> Ticket | None:
+    """Raises InvalidRequest. `num_heads` are the KV heads that the shards must add up to."""
     if not request.HasField("ticket"):
         return None
     ticket = request.ticket
@@ -90,15 +91,29 @@ def _ticket(request: pb.PrefillRequest) -> Ticket | None:
             f"the ticket is for tokens [{ticket.first_token}, {ticket.num_tokens}) "
             f"of a prompt of {num_tokens}"
         )
+    if not _tile(ticket.shards, num_heads):
+        raise InvalidRequest(f"the ticket's shards are not the {num_heads} KV heads of the model")
     return Ticket(
         transfer_id=TransferId(ticket.transfer_id),
-        address=ticket.address,
-        generation=ticket.generation,
+        shards=tuple(
+            KVShard(shard.address, shard.generation, shard.first_head, shard.num_heads)
+            for shard in ticket.shards
+        ),
         fingerprint=ticket.fingerprint,
         first_token=ticket.first_token,
         num_tokens=ticket.num_tokens,
         block_size=ticket.block_size,
     )
+
+
+def _tile(shards: Iterable[pb.KVShard], num_heads: int) -> bool:
+    """Whether they follow upon each other, from the first head to the last."""
+    end = 0
+    for shard in shards:
+        if shard.first_head != end or not shard.num_heads:
+            return False
+        end += shard.num_heads
+    return end == num_heads
 
 
 def add_services(

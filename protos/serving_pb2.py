@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/serving.proto\x12\x08\x62\x61ton.v1\"\xb3\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\r\n\x05min_p\x18\x08 \x01(\x02\x12\x18\n\x10presence_penalty\x18\t \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x02\x12\'\n\nlogit_bias\x18\x0c \x03(\x0b\x32\x13.baton.v1.LogitBias\x12\x12\n\nmin_tokens\x18\r \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\r\x12*\n\tbad_words\x18\x0f \x03(\x0b\x32\x17.baton.v1.TokenSequence\x12\x14\n\x0cnum_logprobs\x18\x10 \x01(\r\x12\x0f\n\x07grammar\x18\x11 \x01(\t\x12\x1b\n\x13num_prompt_logprobs\x18\x12 \x01(\r\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"7\n\x06Sample\x12\x18\n\x10output_token_ids\x18\x01 \x03(\r\x12\x13\n\x0bis_finished\x18\x02 \x01(\x08\"\xe7\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12$\n\x08sampling\x18\x03 \x01(\x0b\x32\x12.baton.v1.Sampling\x12!\n\x07samples\x18\x04 \x03(\x0b\x32\x10.baton.v1.Sample\x12\x15\n\rlocal_prefill\x18\x05 \x01(\x08\x12\x1c\n\x14local_prefill_reason\x18\x06 \x01(\t\x12\x14\n\x0cremaining_ms\x18\x07 \x01(\r\x12\x12\n\ncache_salt\x18\x08 \x01(\t\"\xeb\x01\n\rGenerateEvent\x12&\n\x08reserved\x18\x01 \x01(\x0b\x32\x12.baton.v1.KVTicketH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.baton.v1.TokensH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.baton.v1.FinishedH\x00\x12(\n\theartbeat\x18\x04 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x12\x33\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\xad\x01\n\x08KVTicket\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\r\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x15\n\rreplaces_lost\x18\x08 \x01(\x08\"\x86\x01\n\x06Tokens\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"P\n\x0ePromptLogprobs\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"f\n\x08\x46inished\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\"\n\x07timings\x18\x03 \x01(\x0b\x32\x11.baton.v1.Timings\"\x0b\n\tHeartbeat\"7\n\x0cRenewRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\"\x0c\n\nRenewReply\"\xd5\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12$\n\x08sampling\x18\x03 \x01(\x0b\x32\x12.baton.v1.Sampling\x12!\n\x07samples\x18\x04 \x03(\x0b\x32\x10.baton.v1.Sample\x12\"\n\x06ticket\x18\x05 \x01(\x0b\x32\x12.baton.v1.KVTicket\x12\x14\n\x0cremaining_ms\x18\x06 \x01(\r\x12\x12\n\ncache_salt\x18\x07 \x01(\t\"\xc9\x01\n\x0cPrefillEvent\x12+\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x14.baton.v1.FirstTokenH\x00\x12$\n\x07shipped\x18\x02 \x01(\x0b\x32\x11.baton.v1.ShippedH\x00\x12(\n\theartbeat\x18\x03 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x12\x33\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\xa3\x01\n\nFirstToken\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12-\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12)\n\x08logprobs\x18\x05 \x01(\x0b\x32\x17.baton.v1.TokenLogprobs\"-\n\x07Shipped\x12\"\n\x07timings\x18\x01 \x01(\x0b\x32\x11.baton.v1.Timings\"4\n\x06\x43ommit\x12*\n\x0c\x66irst_tokens\x18\x01 \x03(\x0b\x32\x14.baton.v1.FirstToken\"\xaf\x01\n\x07Timings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x10\n\x08\x62uild_ns\x18\x02 \x01(\x04\x12\x0f\n\x07pack_ns\x18\x03 \x01(\x04\x12\x0f\n\x07ship_ns\x18\x04 \x01(\x04\x12\x12\n\ninstall_ns\x18\x05 \x01(\x04\x12\x11\n\tattach_ns\x18\x06 \x01(\x04\x12\x11\n\tdecode_ns\x18\x07 \x01(\x04\x12\x11\n\tkv_nbytes\x18\x08 \x01(\x04\x12\x11\n\tkv_frames\x18\t \x01(\r\"\x0f\n\rStatusRequest\"\xfd\x02\n\x0cWorkerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\r\n\x05model\x18\x05 \x01(\t\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x13\n\x0bnum_waiting\x18\x08 \x01(\r\x12\x13\n\x0bnum_running\x18\t \x01(\r\x12\x17\n\x0fnum_awaiting_kv\x18\n \x01(\r\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x12\n\nnum_blocks\x18\x0c \x01(\r\x12%\n\x06\x62locks\x18\r \x01(\x0b\x32\x15.baton.v1.BlockLedger\x12&\n\x06\x66\x61\x62ric\x18\x0e \x01(\x0b\x32\x16.baton.v1.FabricLedger\x12\x10\n\x08queue_ms\x18\x0f \x01(\r\x12\x14\n\x0cmax_queue_ms\x18\x10 \x01(\r\"^\n\x0b\x42lockLedger\x12\x0c\n\x04\x66ree\x18\x01 \x01(\r\x12\x0c\n\x04held\x18\x02 \x01(\r\x12\x11\n\tin_flight\x18\x03 \x01(\r\x12\x10\n\x08promised\x18\x04 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\r\"f\n\x0c\x46\x61\x62ricLedger\x12\x17\n\x0fsend_slots_used\x18\x01 \x01(\r\x12\x17\n\x0frecv_slots_used\x18\x02 \x01(\r\x12\x11\n\ttransfers\x18\x03 \x01(\r\x12\x11\n\tendpoints\x18\x04 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xbc\x01\n\x06\x44\x65\x63ode\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateEvent0\x01\x12\x35\n\x05Renew\x12\x16.baton.v1.RenewRequest\x1a\x14.baton.v1.RenewReply\x12\x39\n\x06Status\x12\x17.baton.v1.StatusRequest\x1a\x16.baton.v1.WorkerStatus2\x83\x01\n\x07Prefill\x12=\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x16.baton.v1.PrefillEvent0\x01\x12\x39\n\x06Status\x12\x17.baton.v1.StatusRequest\x1a\x16.baton.v1.WorkerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/serving.proto\x12\x08\x62\x61ton.v1\"\xb3\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\r\n\x05min_p\x18\x08 \x01(\x02\x12\x18\n\x10presence_penalty\x18\t \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x02\x12\'\n\nlogit_bias\x18\x0c \x03(\x0b\x32\x13.baton.v1.LogitBias\x12\x12\n\nmin_tokens\x18\r \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\r\x12*\n\tbad_words\x18\x0f \x03(\x0b\x32\x17.baton.v1.TokenSequence\x12\x14\n\x0cnum_logprobs\x18\x10 \x01(\r\x12\x0f\n\x07grammar\x18\x11 \x01(\t\x12\x1b\n\x13num_prompt_logprobs\x18\x12 \x01(\r\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"7\n\x06Sample\x12\x18\n\x10output_token_ids\x18\x01 \x03(\r\x12\x13\n\x0bis_finished\x18\x02 \x01(\x08\"\xe7\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12$\n\x08sampling\x18\x03 \x01(\x0b\x32\x12.baton.v1.Sampling\x12!\n\x07samples\x18\x04 \x03(\x0b\x32\x10.baton.v1.Sample\x12\x15\n\rlocal_prefill\x18\x05 \x01(\x08\x12\x1c\n\x14local_prefill_reason\x18\x06 \x01(\t\x12\x14\n\x0cremaining_ms\x18\x07 \x01(\r\x12\x12\n\ncache_salt\x18\x08 \x01(\t\"\xeb\x01\n\rGenerateEvent\x12&\n\x08reserved\x18\x01 \x01(\x0b\x32\x12.baton.v1.KVTicketH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.baton.v1.TokensH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.baton.v1.FinishedH\x00\x12(\n\theartbeat\x18\x04 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x12\x33\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"U\n\x07KVShard\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x12\n\nfirst_head\x18\x03 \x01(\r\x12\x11\n\tnum_heads\x18\x04 \x01(\r\"\xb7\x01\n\x08KVTicket\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12!\n\x06shards\x18\t \x03(\x0b\x32\x11.baton.v1.KVShard\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\r\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x15\n\rreplaces_lost\x18\x08 \x01(\x08J\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"\x86\x01\n\x06Tokens\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"P\n\x0ePromptLogprobs\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"f\n\x08\x46inished\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\"\n\x07timings\x18\x03 \x01(\x0b\x32\x11.baton.v1.Timings\"\x0b\n\tHeartbeat\"7\n\x0cRenewRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\"\x0c\n\nRenewReply\"\xd5\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12$\n\x08sampling\x18\x03 \x01(\x0b\x32\x12.baton.v1.Sampling\x12!\n\x07samples\x18\x04 \x03(\x0b\x32\x10.baton.v1.Sample\x12\"\n\x06ticket\x18\x05 \x01(\x0b\x32\x12.baton.v1.KVTicket\x12\x14\n\x0cremaining_ms\x18\x06 \x01(\r\x12\x12\n\ncache_salt\x18\x07 \x01(\t\"\xc9\x01\n\x0cPrefillEvent\x12+\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x14.baton.v1.FirstTokenH\x00\x12$\n\x07shipped\x18\x02 \x01(\x0b\x32\x11.baton.v1.ShippedH\x00\x12(\n\theartbeat\x18\x03 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x12\x33\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\xa3\x01\n\nFirstToken\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12-\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12)\n\x08logprobs\x18\x05 \x01(\x0b\x32\x17.baton.v1.TokenLogprobs\"-\n\x07Shipped\x12\"\n\x07timings\x18\x01 \x01(\x0b\x32\x11.baton.v1.Timings\"4\n\x06\x43ommit\x12*\n\x0c\x66irst_tokens\x18\x01 \x03(\x0b\x32\x14.baton.v1.FirstToken\"\xaf\x01\n\x07Timings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x10\n\x08\x62uild_ns\x18\x02 \x01(\x04\x12\x0f\n\x07pack_ns\x18\x03 \x01(\x04\x12\x0f\n\x07ship_ns\x18\x04 \x01(\x04\x12\x12\n\ninstall_ns\x18\x05 \x01(\x04\x12\x11\n\tattach_ns\x18\x06 \x01(\x04\x12\x11\n\tdecode_ns\x18\x07 \x01(\x04\x12\x11\n\tkv_nbytes\x18\x08 \x01(\x04\x12\x11\n\tkv_frames\x18\t \x01(\r\"\x0f\n\rStatusRequest\"\xfd\x02\n\x0cWorkerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\r\n\x05model\x18\x05 \x01(\t\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x13\n\x0bnum_waiting\x18\x08 \x01(\r\x12\x13\n\x0bnum_running\x18\t \x01(\r\x12\x17\n\x0fnum_awaiting_kv\x18\n \x01(\r\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x12\n\nnum_blocks\x18\x0c \x01(\r\x12%\n\x06\x62locks\x18\r \x01(\x0b\x32\x15.baton.v1.BlockLedger\x12&\n\x06\x66\x61\x62ric\x18\x0e \x01(\x0b\x32\x16.baton.v1.FabricLedger\x12\x10\n\x08queue_ms\x18\x0f \x01(\r\x12\x14\n\x0cmax_queue_ms\x18\x10 \x01(\r\"^\n\x0b\x42lockLedger\x12\x0c\n\x04\x66ree\x18\x01 \x01(\r\x12\x0c\n\x04held\x18\x02 \x01(\r\x12\x11\n\tin_flight\x18\x03 \x01(\r\x12\x10\n\x08promised\x18\x04 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\r\"f\n\x0c\x46\x61\x62ricLedger\x12\x17\n\x0fsend_slots_used\x18\x01 \x01(\r\x12\x17\n\x0frecv_slots_used\x18\x02 \x01(\r\x12\x11\n\ttransfers\x18\x03 \x01(\r\x12\x11\n\tendpoints\x18\x04 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xbc\x01\n\x06\x44\x65\x63ode\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateEvent0\x01\x12\x35\n\x05Renew\x12\x16.baton.v1.RenewRequest\x1a\x14.baton.v1.RenewReply\x12\x39\n\x06Status\x12\x17.baton.v1.StatusRequest\x1a\x16.baton.v1.WorkerStatus2\x83\x01\n\x07Prefill\x12=\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x16.baton.v1.PrefillEvent0\x01\x12\x39\n\x06Status\x12\x17.baton.v1.StatusRequest\x1a\x16.baton.v1.WorkerStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.serving_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=3224
-  _globals['_FINISHREASON']._serialized_end=3319
-  _globals['_ROLE']._serialized_start=3321
-  _globals['_ROLE']._serialized_end=3384
+  _globals['_FINISHREASON']._serialized_start=3321
+  _globals['_FINISHREASON']._serialized_end=3416
+  _globals['_ROLE']._serialized_start=3418
+  _globals['_ROLE']._serialized_end=3481
   _globals['_SAMPLING']._serialized_start=35
   _globals['_SAMPLING']._serialized_end=470
   _globals['_LOGITBIAS']._serialized_start=472
@@ -47,44 +47,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_end=842
   _globals['_GENERATEEVENT']._serialized_start=845
   _globals['_GENERATEEVENT']._serialized_end=1080
-  _globals['_KVTICKET']._serialized_start=1083
-  _globals['_KVTICKET']._serialized_end=1256
-  _globals['_TOKENS']._serialized_start=1259
-  _globals['_TOKENS']._serialized_end=1393
-  _globals['_TOKENLOGPROBS']._serialized_start=1395
-  _globals['_TOKENLOGPROBS']._serialized_end=1486
-  _globals['_PROMPTLOGPROBS']._serialized_start=1488
-  _globals['_PROMPTLOGPROBS']._serialized_end=1568
-  _globals['_FINISHED']._serialized_start=1570
-  _globals['_FINISHED']._serialized_end=1672
-  _globals['_HEARTBEAT']._serialized_start=1674
-  _globals['_HEARTBEAT']._serialized_end=1685
-  _globals['_RENEWREQUEST']._serialized_start=1687
-  _globals['_RENEWREQUEST']._serialized_end=1742
-  _globals['_RENEWREPLY']._serialized_start=1744
-  _globals['_RENEWREPLY']._serialized_end=1756
-  _globals['_PREFILLREQUEST']._serialized_start=1759
-  _globals['_PREFILLREQUEST']._serialized_end=1972
-  _globals['_PREFILLEVENT']._serialized_start=1975
-  _globals['_PREFILLEVENT']._serialized_end=2176
-  _globals['_FIRSTTOKEN']._serialized_start=2179
-  _globals['_FIRSTTOKEN']._serialized_end=2342
-  _globals['_SHIPPED']._serialized_start=2344
-  _globals['_SHIPPED']._serialized_end=2389
-  _globals['_COMMIT']._serialized_start=2391
-  _globals['_COMMIT']._serialized_end=2443
-  _globals['_TIMINGS']._serialized_start=2446
-  _globals['_TIMINGS']._serialized_end=2621
-  _globals['_STATUSREQUEST']._serialized_start=2623
-  _globals['_STATUSREQUEST']._serialized_end=2638
-  _globals['_WORKERSTATUS']._serialized_start=2641
-  _globals['_WORKERSTATUS']._serialized_end=3022
-  _globals['_BLOCKLEDGER']._serialized_start=3024
-  _globals['_BLOCKLEDGER']._serialized_end=3118
-  _globals['_FABRICLEDGER']._serialized_start=3120
-  _globals['_FABRICLEDGER']._serialized_end=3222
-  _globals['_DECODE']._serialized_start=3387
-  _globals['_DECODE']._serialized_end=3575
-  _globals['_PREFILL']._serialized_start=3578
-  _globals['_PREFILL']._serialized_end=3709
+  _globals['_KVSHARD']._serialized_start=1082
+  _globals['_KVSHARD']._serialized_end=1167
+  _globals['_KVTICKET']._serialized_start=1170
+  _globals['_KVTICKET']._serialized_end=1353
+  _globals['_TOKENS']._serialized_start=1356
+  _globals['_TOKENS']._serialized_end=1490
+  _globals['_TOKENLOGPROBS']._serialized_start=1492
+  _globals['_TOKENLOGPROBS']._serialized_end=1583
+  _globals['_PROMPTLOGPROBS']._serialized_start=1585
+  _globals['_PROMPTLOGPROBS']._serialized_end=1665
+  _globals['_FINISHED']._serialized_start=1667
+  _globals['_FINISHED']._serialized_end=1769
+  _globals['_HEARTBEAT']._serialized_start=1771
+  _globals['_HEARTBEAT']._serialized_end=1782
+  _globals['_RENEWREQUEST']._serialized_start=1784
+  _globals['_RENEWREQUEST']._serialized_end=1839
+  _globals['_RENEWREPLY']._serialized_start=1841
+  _globals['_RENEWREPLY']._serialized_end=1853
+  _globals['_PREFILLREQUEST']._serialized_start=1856
+  _globals['_PREFILLREQUEST']._serialized_end=2069
+  _globals['_PREFILLEVENT']._serialized_start=2072
+  _globals['_PREFILLEVENT']._serialized_end=2273
+  _globals['_FIRSTTOKEN']._serialized_start=2276
+  _globals['_FIRSTTOKEN']._serialized_end=2439
+  _globals['_SHIPPED']._serialized_start=2441
+  _globals['_SHIPPED']._serialized_end=2486
+  _globals['_COMMIT']._serialized_start=2488
+  _globals['_COMMIT']._serialized_end=2540
+  _globals['_TIMINGS']._serialized_start=2543
+  _globals['_TIMINGS']._serialized_end=2718
+  _globals['_STATUSREQUEST']._serialized_start=2720
+  _globals['_STATUSREQUEST']._serialized_end=2735
+  _globals['_WORKERSTATUS']._serialized_start=2738
+  _globals['_WORKERSTATUS']._serialized_end=3119
+  _globals['_BLOCKLEDGER']._serialized_start=3121
+  _globals['_BLOCKLEDGER']._serialized_end=3215
+  _globals['_FABRICLEDGER']._serialized_start=3217
+  _globals['_FABRICLEDGER']._serialized_end=3319
+  _globals['_DECODE']._serialized_start=3484
+  _globals['_DECODE']._serialized_end=3672
+  _globals['_PREFILL']._serialized_start=3675
+  _globals['_PREFILL']._serialized_end=3806
 # @@protoc_insertion_point(module_scope)

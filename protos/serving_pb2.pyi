@@ -337,14 +337,46 @@ class GenerateEvent(_message.Message):
 Global___GenerateEvent: _TypeAlias = GenerateEvent  # noqa: Y015
 
 @_typing.final
+class KVShard(_message.Message):
+    """A process of a decode worker, and the KV heads that go there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    FIRST_HEAD_FIELD_NUMBER: _builtins.int
+    NUM_HEADS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """ucx://host:port of its fabric listener"""
+    generation: _builtins.int
+    """its own; another process there refuses the handshake"""
+    first_head: _builtins.int
+    """of the model's KV heads"""
+    num_heads: _builtins.int
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        first_head: _builtins.int = ...,
+        num_heads: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "first_head", b"first_head", "generation", b"generation", "num_heads", b"num_heads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KVShard: _TypeAlias = KVShard  # noqa: Y015
+
+@_typing.final
 class KVTicket(_message.Message):
     """The right to send one transfer to a decode worker, once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
-    ADDRESS_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
@@ -352,10 +384,6 @@ class KVTicket(_message.Message):
     REPLACES_LOST_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.bytes
     """128 random bits: the name of the transfer and the capability"""
-    address: _builtins.str
-    """ucx://host:port of the fabric listener"""
-    generation: _builtins.int
-    """of the worker process; another process there refuses the handshake"""
     fingerprint: _builtins.bytes
     """what KV means there; must equal the sender's"""
     first_token: _builtins.int
@@ -366,12 +394,15 @@ class KVTicket(_message.Message):
     """of the receiver: frames but the last end on its block boundaries"""
     replaces_lost: _builtins.bool
     """the transfer before it was lost; else room was found, or found again"""
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVShard]:
+        """their heads, in order, are all of the model's KV heads"""
+
     def __init__(
         self,
         *,
         transfer_id: _builtins.bytes = ...,
-        address: _builtins.str = ...,
-        generation: _builtins.int = ...,
+        shards: _abc.Iterable[Global___KVShard] | None = ...,
         fingerprint: _builtins.bytes = ...,
         first_token: _builtins.int = ...,
         num_tokens: _builtins.int = ...,
@@ -380,7 +411,7 @@ class KVTicket(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "fingerprint", b"fingerprint", "first_token", b"first_token", "generation", b"generation", "num_tokens", b"num_tokens", "replaces_lost", b"replaces_lost", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "fingerprint", b"fingerprint", "first_token", b"first_token", "num_tokens", b"num_tokens", "replaces_lost", b"replaces_lost", "shards", b"shards", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

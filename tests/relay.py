@@ -21,7 +21,7 @@ from engine.engine_config import EngineConfig
 from engine.request import EngineRequest, Leg, RequestId, SampleStart, SamplingParams
 from kvfabric.config import FabricConfig
 from kvfabric.fabric import Fabric
-from kvfabric.ticket import Ticket, TransferId
+from kvfabric.ticket import KVShard, Ticket, TransferId
 from prefill_server.leg import PrefillLeg
 from prefill_server.metrics import PrefillMetrics
 from protos import serving_pb2 as pb
@@ -87,7 +87,6 @@ class Worker:
         return DecodeLeg(
             self.loop_side,
             self.fabric,
-            self.fabric.config.generation,
             self._decode_metrics,
             request,
         )
@@ -204,8 +203,10 @@ async def run_prefill(leg: PrefillLeg) -> Events[pb.PrefillEvent]:
 def ticket_of(message: pb.KVTicket) -> Ticket:
     return Ticket(
         transfer_id=TransferId(message.transfer_id),
-        address=message.address,
-        generation=message.generation,
+        shards=tuple(
+            KVShard(shard.address, shard.generation, shard.first_head, shard.num_heads)
+            for shard in message.shards
+        ),
         fingerprint=message.fingerprint,
         first_token=message.first_token,
         num_tokens=message.num_tokens,

@@ -147,6 +147,11 @@ async def test_hostile_sampling_on_the_control_plane(
                 pass
 
 
+def shard(address: str, num_heads: int = 2) -> pb.KVShard:
+    """The tiny model has two KV heads."""
+    return pb.KVShard(address=address, generation=1, num_heads=num_heads)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -154,9 +159,12 @@ async def test_hostile_sampling_on_the_control_plane(
         {"num_tokens": 7},
         {"first_token": 3},
         {"block_size": 0},
-        {"address": "nonsense"},
-        {"address": "ucx://127.0.0.1:1"},
-        {"address": "file:///etc/passwd"},
+        {"shards": [shard("nonsense")]},
+        {"shards": [shard("ucx://127.0.0.1:1")]},
+        {"shards": [shard("file:///etc/passwd")]},
+        {"shards": []},
+        {"shards": [shard("ucx://127.0.0.1:1", num_heads=1)]},
+        {"shards": [shard("ucx://127.0.0.1:1"), shard("ucx://127.0.0.1:1")]},
     ],
     ids=str,
 )
@@ -165,8 +173,7 @@ async def test_hostile_tickets(cluster: Cluster, change: dict[str, object]) -> N
     fingerprint = cluster.workers[1].status().fingerprint
     fields: dict[str, object] = {
         "transfer_id": bytes(16),
-        "address": "ucx://127.0.0.1:9",
-        "generation": 1,
+        "shards": [shard("ucx://127.0.0.1:9")],
         "fingerprint": fingerprint,
         "num_tokens": 3,
         "block_size": 16,

@@ -87,6 +87,6 @@ async def test_ticket_of_another_model_or_process(
     prefill leg says so."""
     prompt = prompt_of(9, 50)
     async with reserved_stream(cluster, prompt) as (ticket, _):
-        setattr(ticket, field, value)
+        setattr(ticket if field == "fingerprint" else ticket.shards[0], field, value)
         with pytest.raises(grpc.aio.AioRpcError, match="FAILED_PRECONDITION"):
             await prefill_by_hand(of_role(cluster, "prefill")[0], prompt, ticket)

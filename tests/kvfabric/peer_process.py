@@ -18,8 +18,8 @@ import numpy as np
 from kvfabric.errors import FabricError
 from kvfabric.fabric import Fabric
 from kvfabric.frame import FrameRange, TransferId
-from kvfabric.outgoing import Outgoing
-from kvfabric.ticket import ReceiveReport, ShipReport, Ticket
+from kvfabric.shipment import Shipment
+from kvfabric.ticket import KVShard, ReceiveReport, ShipReport, Ticket
 from tests.kvfabric.rig import (
     BLOCK_SIZE,
     FINGERPRINT,
@@ -82,7 +82,7 @@ class PeerProcess:
             connect_timeout_s=1.0,
         )
         self.fabric = Fabric(config, memoryview(bytearray(config.staging_nbytes)))
-        self._shipping: list[Outgoing] = []
+        self._shipping: list[Shipment] = []
         self.fabric.start()
 
     def do(self, command: dict[str, Any]) -> None:
@@ -102,7 +102,8 @@ class PeerProcess:
 
     def _ticket(self, transfer_id: str, address: str, generation: int, num_tokens: int) -> Ticket:
         name = TransferId(bytes.fromhex(transfer_id))
-        return Ticket(name, address, generation, FINGERPRINT, 0, num_tokens, BLOCK_SIZE)
+        shard = KVShard(address, generation, 0, SHAPE.num_heads)
+        return Ticket(name, (shard,), FINGERPRINT, 0, num_tokens, BLOCK_SIZE)
 
     def _expect(self, transfer_id: str, num_tokens: int, install_s: float) -> None:
         ticket = self._ticket(transfer_id, self.fabric.address, 0, num_tokens)

@@ -15,7 +15,7 @@ from kvfabric.errors import FabricError
 from kvfabric.frame import FrameRange
 from kvfabric.node import Node
 from kvfabric.outgoing import Outgoing
-from kvfabric.ticket import KVShape, ReceiveReport, Ticket, new_transfer_id
+from kvfabric.ticket import KVShape, KVShard, ReceiveReport, Ticket, new_transfer_id
 
 SHAPE = KVShape(num_layers=4, num_heads=2, head_nbytes=64)  # 1 KiB per token
 BLOCK_SIZE = 16
@@ -184,15 +184,16 @@ async def idle(node: Node) -> None:
 def make_ticket(node: Node, num_tokens: int, first_token: int = 0, **changes: Any) -> Ticket:
     values: dict[str, Any] = {
         "transfer_id": new_transfer_id(),
-        "address": node.address,
-        "generation": node.config.generation,
         "fingerprint": FINGERPRINT,
         "first_token": first_token,
         "num_tokens": num_tokens,
         "block_size": BLOCK_SIZE,
         **changes,
     }
-    return Ticket(**values)
+    address = values.pop("address", node.address)
+    generation = values.pop("generation", node.config.generation)
+    shard = KVShard(address, generation, 0, SHAPE.num_heads)
+    return Ticket(shards=(shard,), **values)
 
 
 def expected(node: Node, num_tokens: int, first_token: int = 0) -> tuple[Ticket, Sink]:
@@ -202,7 +203,7 @@ def expected(node: Node, num_tokens: int, first_token: int = 0) -> tuple[Ticket,
 
 
 def start_ship(node: Node, ticket: Ticket, source: Source) -> Outgoing:
-    outgoing = node.outgoing(ticket, SHAPE, source)
+    outgoing = node.outgoing(ticket, ticket.shards[0], SHAPE, source)
     node.ship(outgoing)
     return outgoing
 

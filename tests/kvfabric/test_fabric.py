@@ -43,10 +43,8 @@ def fabrics() -> Iterator[tuple[Fabric, Fabric]]:
 
 
 def ticket_to(fabric: Fabric, num_tokens: int) -> Ticket:
-    return Ticket(
-        new_transfer_id(), fabric.address, fabric.config.generation, FINGERPRINT, 0, num_tokens,
-        BLOCK_SIZE,
-    )  # fmt: skip
+    shards = fabric.shards(SHAPE)
+    return Ticket(new_transfer_id(), shards, FINGERPRINT, 0, num_tokens, BLOCK_SIZE)
 
 
 async def sink_on_loop(num_tokens: int) -> Sink:

@@ -29,12 +29,17 @@ async def worker(tiny_llama: Path) -> AsyncIterator[Worker]:
         await worker.assert_all_back()
 
 
+def nobody(num_heads: int, first_head: int = 0) -> pb.KVShard:
+    return pb.KVShard(
+        address="inproc://nobody", generation=1, first_head=first_head, num_heads=num_heads
+    )
+
+
 def ticket(worker: Worker, **changes: object) -> pb.KVTicket:
     """Of a worker that is not there."""
     fields: dict[str, object] = {
         "transfer_id": bytes(16),
-        "address": "inproc://nobody",
-        "generation": 1,
+        "shards": [nobody(worker.engine.kv_shape[1])],
         "fingerprint": worker.engine.fingerprint,
         "num_tokens": len(PROMPT),
         "block_size": 16,
@@ -79,14 +84,31 @@ MALFORMED = [
     {"num_tokens": 1},
     {"first_token": len(PROMPT)},
     {"block_size": 0},
+    {"shards": []},
+    {"shards": [nobody(1)]},
+    {"shards": [nobody(3)]},
+    {"shards": [nobody(0), nobody(2)]},
+    {"shards": [nobody(1), nobody(1)]},
+    {"shards": [nobody(1, first_head=1), nobody(1)]},
 ]
+
+
+def test_shards_that_are_the_heads_in_order_are_taken() -> None:
+    shards = [nobody(1), nobody(1, first_head=1)]
+    request = pb.PrefillRequest(
+        prompt_token_ids=[1],
+        ticket=pb.KVTicket(transfer_id=bytes(16), shards=shards, num_tokens=1, block_size=16),
+    )
+    ticket = _ticket(request, 2)
+    assert ticket is not None
+    assert [shard.heads for shard in ticket.shards] == [range(1), range(1, 2)]
 
 
 @pytest.mark.parametrize("change", MALFORMED, ids=str)
 async def test_malformed_tickets_are_refused(worker: Worker, change: dict[str, object]) -> None:
     request = pb.PrefillRequest(prompt_token_ids=PROMPT, ticket=ticket(worker, **change))
     with pytest.raises(InvalidRequest):
-        _ticket(request)
+        _ticket(request, 2)
 
 
 BAD_REQUESTS = [

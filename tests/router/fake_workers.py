@@ -62,7 +62,7 @@ class GenerateCall(Call[pb.GenerateRequest]):
         transfer_id = secrets.token_bytes(16)
         ticket = pb.KVTicket(
             transfer_id=transfer_id,
-            address="ucx://nowhere:1",
+            shards=[pb.KVShard(address="ucx://nowhere:1", num_heads=1)],
             fingerprint=FINGERPRINT,
             num_tokens=len(self.request.prompt_token_ids),
             block_size=16,
