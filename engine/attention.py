@@ -16,11 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.batch import BatchInput
+from engine.host_copy import copy_to_device
 from engine.kv_cache import KVCache
 
 _TILE = 256
@@ -179,25 +181,27 @@ def _plan_decode(
 ) -> _DecodeGroup:
     device, block_size = batch.block_tables.device, spans[0].block_size
     num_keys = num_blocks * block_size
-    rows = torch.tensor([span.row for span in spans], device=device)  # [D]
-    first_blocks = torch.tensor([span.first_block for span in spans], device=device)
-    columns = first_blocks.unsqueeze(1) + torch.arange(num_blocks, device=device)
-    columns.clamp_(max=batch.block_tables.shape[1] - 1)  # beyond the table: padding anyway
-    slots = torch.arange(num_keys, device=device)
-    positions = first_blocks.unsqueeze(1) * block_size + slots  # [D, S]
-    seq_lens = batch.seq_lens[rows].unsqueeze(1)
-    hidden = positions >= seq_lens
+    rows = np.array([span.row for span in spans])  # [D], as the next three
+    first_blocks = np.array([span.first_block for span in spans])
+    seq_lens = np.array([span.seq_len for span in spans])
+    starts = np.array([span.start for span in spans])
+    first_keys = first_blocks * block_size
+    columns = first_blocks[:, None] + np.arange(num_blocks)
+    columns = columns.clip(max=batch.block_tables_host.shape[1] - 1)  # beyond it: padding anyway
+    block_ids = batch.block_tables_host[rows[:, None], columns]
+    padding = np.flatnonzero(np.arange(num_keys) >= (seq_lens - first_keys)[:, None])
+    tokens, block_ids_d, ends, first, padding_d = copy_to_device(
+        (starts, block_ids, seq_lens, first_keys, padding), device
+    ).device
+    positions = first.unsqueeze(1) + torch.arange(num_keys, device=device)  # [D, S]
+    hidden = positions >= ends.unsqueeze(1)
     if window is not None:
-        hidden |= positions < seq_lens - window
-    padding = [
-        torch.arange(index * num_keys + span.seq_len - span.first_key, (index + 1) * num_keys)
-        for index, span in enumerate(spans)
-    ]
+        hidden |= positions < ends.unsqueeze(1) - window
     return _DecodeGroup(
-        tokens=torch.tensor([span.start for span in spans], device=device),
-        block_ids=batch.block_tables[rows.unsqueeze(1), columns].flatten(),
+        tokens=tokens,
+        block_ids=block_ids_d,
         mask=_additive(hidden, dtype).view(len(spans), 1, 1, num_keys),
-        padding=torch.cat(padding).to(device),
+        padding=padding_d,
     )
 
 

@@ -45,6 +45,7 @@ class BatchInput:
     seq_lens: Tensor  # [B] int32: keys each sequence attends to, its new tokens included
     seqlens_q_host: tuple[int, ...]  # [B], on the host: no kernel launch needs a device sync
     seq_lens_host: tuple[int, ...]  # [B]
+    block_tables_host: npt.NDArray[np.int64]  # [B, max_blocks], read only
     logits_indices: Tensor  # [L] int64: rows of T whose logits are wanted, in batch order
     prompt_indices: Tensor  # [P] int64: rows of T that say how likely a prompt token was
     prompt_token_ids: Tensor  # [P] int64: that token
@@ -113,6 +114,7 @@ class PackedBatch:
         )
         num_int32 = 2 * num_rows + 1
         on_host = self.host[-sizes[-1] :].numpy().view(np.int32)  # host memory
+        tables = _split(self.host, sizes)[3].view(num_rows, self.max_blocks)
         dev = _split(self.host.to(device, non_blocking=True), sizes)
         int32 = dev[7].view(torch.int32)
         return BatchInput(
@@ -124,6 +126,7 @@ class PackedBatch:
             seq_lens=int32[num_rows + 1 : num_int32],
             seqlens_q_host=tuple(np.diff(on_host[: num_rows + 1]).tolist()),  # host memory
             seq_lens_host=tuple(on_host[num_rows + 1 : num_int32].tolist()),  # host memory
+            block_tables_host=tables.numpy(),  # host memory
             logits_indices=dev[4],
             prompt_indices=dev[5],
             prompt_token_ids=dev[6],

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from engine.config import ModelConfig
+from engine.host_copy import copy_to_device
 
 
 class KVRange(Protocol):
@@ -71,10 +72,9 @@ class KVCache:
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Whole blocks (source, target) within the pool; targets differ, and none is a source."""
-        sources, targets = zip(*copies, strict=True)
-        into = torch.tensor(targets, device=self.device)
-        whole = self.data.index_select(2, torch.tensor(sources, device=self.device))
-        self.data.index_copy_(2, into, whole)
+        ids = np.array(copies, dtype=np.int64)  # [n, 2]
+        sources, targets = copy_to_device((ids[:, 0], ids[:, 1]), self.device).device
+        self.data.index_copy_(2, targets, self.data.index_select(2, sources))
 
     def payload_nbytes(self, part: KVRange) -> int:
         heads = part.num_heads * self.data.shape[-1] * self.data.itemsize
