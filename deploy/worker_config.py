@@ -29,8 +29,10 @@ class WorkerConfig:
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag(
         "auto", help="of weights and KV; auto is what the model is stored in"
     )
-    kernels: Literal["auto", "torch", "numba"] = flag(
-        "auto", help="what computes on a CPU; auto: Numba's, if they know the model, else torch's"
+    kernels: Literal["auto", "torch", "numba", "flashinfer"] = flag(
+        "auto",
+        help="what computes; auto: Numba's kernels on a CPU and FlashInfer's attention on a card, "
+        "if they know the model, else torch's",
     )
     tensor_parallel: int = flag(
         1,

@@ -1,6 +1,6 @@
 """The model as a runner sees it, and which of its two implementations a machine gets.
 
-* engine/model.py runs on any device, by torch.
+* engine/model.py runs on any device, by torch; attention on a card is FlashInfer's or torch's.
 * engine/cpu/ runs on CPU cores, by kernels of our own that Numba compiles. It computes a whole
   model: ranks that compute one together do so by torch.
 """
@@ -14,8 +14,11 @@ from typing import Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from engine.attention import AttentionFactory, GatherAttention
 from engine.batch import BatchInput
 from engine.config import ModelConfig, ModelError
+from engine.cuda.flashinfer_library import unsupported as unsupported_by_flashinfer
+from engine.cuda.load import open_flashinfer
 from engine.engine_config import EngineConfig
 from engine.kv_cache import KVCache
 from engine.model import Model, ModelOutput
@@ -25,7 +28,7 @@ from engine.weights import ModelWeights, WeightReader, random_reader, read_weigh
 
 logger = logging.getLogger(__name__)
 
-Kernels = Literal["torch", "numba"]
+Kernels = Literal["torch", "numba", "flashinfer"]
 _Weights = TypeVar("_Weights")
 
 
@@ -62,6 +65,9 @@ def load_decoder(
         # Loading is torch's; threads beyond the cores would spin and wait for each other.
         torch.set_num_threads(config.num_threads)
     kernels, reason = choose_kernels(config, model, dtype, device)
+    attention, failure = _attention(config, kernels, model, dtype, device)
+    if failure:
+        kernels, reason = "torch", failure
     num_threads = config.num_threads or torch.get_num_threads()
     why = f" ({reason})" if reason else ""
     logger.info("the model runs by %s%s, threads: %d", kernels, why, num_threads)
@@ -75,6 +81,7 @@ def load_decoder(
     return Model(
         model,
         weights,
+        attention,
         num_threads=config.num_threads,
         shard=config.shard,
         collectives=collectives,
@@ -119,15 +126,51 @@ def _read(
 def choose_kernels(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[Kernels, str]:
-    """And why not Numba's, if they were not to be had. Raises ModelError if they were asked for."""
+    """And why not the fastest, if they were not to be had. Raises ModelError if they were asked
+    for."""
     if config.kernels == "torch":
         return "torch", ""
-    reason = _why_not_numba(model, dtype, device, config.shard)
+    best: Kernels = "numba" if device.type == "cpu" else "flashinfer"
+    wanted: Kernels = best if config.kernels == "auto" else config.kernels
+    if wanted == "numba":
+        reason = _why_not_numba(model, dtype, device, config.shard)
+    else:
+        reason = _why_not_flashinfer(model, dtype, device)
     if not reason:
-        return "numba", ""
-    if config.kernels == "numba":
-        raise ModelError(f"kernels are to be Numba's, but {reason}")
+        return wanted, ""
+    if config.kernels != "auto":
+        raise ModelError(f"kernels are to be {_OWNERS[wanted]}'s, but {reason}")
     return "torch", reason
+
+
+_OWNERS = {"numba": "Numba", "flashinfer": "FlashInfer"}
+
+
+def _why_not_flashinfer(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> str:
+    """Before it is tried; see engine/cuda/load.py."""
+    if device.type != "cuda":
+        return f"the device is {device.type}"
+    return unsupported_by_flashinfer(model, dtype)
+
+
+def _attention(
+    config: EngineConfig,
+    kernels: Kernels,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[AttentionFactory, str]:
+    """And why not FlashInfer's, if it fails when it is tried. Raises ModelError if it was asked
+    for."""
+    if kernels != "flashinfer":
+        return GatherAttention, ""
+    try:
+        part = config.shard.part_of(model)
+        return open_flashinfer(part, dtype, device, config.block_size), ""
+    except ModelError as error:
+        if config.kernels == "flashinfer":
+            raise
+        return GatherAttention, str(error)
 
 
 def _why_not_numba(

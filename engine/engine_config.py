@@ -33,8 +33,9 @@ class EngineConfig:
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
     """auto: what the weights are stored in."""
-    kernels: Literal["auto", "torch", "numba"] = "auto"
-    """What computes; auto: our own, compiled by Numba, where they know the model and the device."""
+    kernels: Literal["auto", "torch", "numba", "flashinfer"] = "auto"
+    """What computes; auto: where they know the model, on a CPU our own, compiled by Numba, and on a
+    card FlashInfer's attention."""
     block_size: int = 16
     """Tokens in one KV block."""
     num_blocks: int | None = None

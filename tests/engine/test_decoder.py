@@ -34,7 +34,7 @@ def test_numba_where_it_knows_the_model(wide_llama: TinyModel) -> None:
 def test_torch_elsewhere_and_why(tiny_llama: TinyModel, wide_llama: TinyModel) -> None:
     pytest.importorskip("numba")
     assert choose(tiny_llama) == ("torch", "head_dim is 8, not a multiple of 32")
-    assert choose(wide_llama, "cuda") == ("torch", "the device is cuda")
+    assert choose(wide_llama, "cuda") == ("torch", "FlashInfer is not installed")
     with pytest.raises(ModelError, match="Numba's, but head_dim is 8"):
         choose(tiny_llama, kernels="numba")
 

@@ -28,7 +28,10 @@ def unmarked_reads(source: str) -> list[str]:
     return [line for line in source.splitlines() if READS.search(line) and not MARKED.search(line)]
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
+DEVICE_FILES = [*FOLDER.glob("*.py"), *(FOLDER / "cuda").glob("*.py")]
+
+
+@pytest.mark.parametrize("path", sorted(DEVICE_FILES), ids=lambda path: path.name)
 def test_device_results_are_read_only_where_marked(path: Path) -> None:
     if path.name not in EXEMPT:
         assert unmarked_reads(path.read_text()) == []

@@ -1,0 +1,55 @@
+"""FlashInfer made ready for a model, or the reason why not: found out when a worker starts, not in
+its first request."""
+
+import dataclasses
+import logging
+
+import numpy as np
+import torch
+
+from engine.batch import BatchInput, BatchRow
+from engine.config import ModelConfig, ModelError
+from engine.cuda.flashinfer_attention import FlashInfer
+from engine.cuda.flashinfer_library import load
+from engine.kv_cache import KVCache
+
+logger = logging.getLogger(__name__)
+
+_ERRORS = (RuntimeError, ValueError, NotImplementedError, OSError, ImportError, AssertionError)
+"""What FlashInfer raises where a card, a compiler or a shape is not to its liking."""
+_PAGES = np.arange(2, dtype=np.int64)
+_ROWS = (
+    BatchRow(np.zeros(1, dtype=np.int64), 1, _PAGES, wants_logits=True),
+    BatchRow(np.zeros(2, dtype=np.int64), 0, _PAGES, wants_logits=True),
+)
+
+
+def open_flashinfer(
+    model: ModelConfig, dtype: torch.dtype, device: torch.device, block_size: int
+) -> FlashInfer:
+    """Its kernels for this model are compiled then: minutes, the first time on a machine, unless
+    flashinfer-jit-cache has them. Raises ModelError."""
+    logger.info("trying FlashInfer, which may compile kernels: minutes, the first time")
+    try:
+        flashinfer = FlashInfer(load(), device)
+        try_out(flashinfer, model, dtype, block_size)
+    except _ERRORS as error:
+        text = str(error).strip() or type(error).__name__
+        raise ModelError(f"FlashInfer fails: {text.splitlines()[0]}") from error
+    return flashinfer
+
+
+def try_out(
+    flashinfer: FlashInfer, model: ModelConfig, dtype: torch.dtype, block_size: int
+) -> None:
+    """Both kinds of rows, all windows, on blocks of nobody's. Raises what FlashInfer raises."""
+    one_layer = dataclasses.replace(model, num_layers=1, windows=model.windows[:1])
+    kv = KVCache(one_layer, len(_PAGES), block_size, dtype, flashinfer.device)
+    batch = BatchInput.build(_ROWS, block_size, flashinfer.device)
+    shape = (len(batch.input_ids), model.num_heads, model.head_dim)
+    q = torch.zeros(shape, dtype=dtype, device=flashinfer.device)
+    step = flashinfer(batch, kv)
+    for window in dict.fromkeys(model.windows):
+        step(0, q, window)
+    if flashinfer.device.type == "cuda":
+        torch.cuda.synchronize(flashinfer.device)  # sync point: before the first step
