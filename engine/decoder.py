@@ -22,6 +22,7 @@ from engine.cuda.load import open_flashinfer
 from engine.engine_config import EngineConfig
 from engine.kv_cache import KVCache
 from engine.model import Model, ModelOutput
+from engine.sampler import DrawTokens
 from engine.tp.collectives import Collectives
 from engine.tp.shard import WHOLE, Shard
 from engine.weights import ModelWeights, WeightReader, random_reader, read_weights
@@ -39,6 +40,8 @@ class Decoder(Protocol):
     """Of the weights; see WeightReader."""
     num_torch_threads: int | None
     """Threads that torch should use around it; None leaves torch's own choice."""
+    draw_tokens: DrawTokens
+    """What draws from logits on a CPU; those of another device never get there."""
 
     def forward(self, batch: BatchInput, kv: KVCache) -> ModelOutput:
         """Writes K and V of the batch's tokens into `kv`."""

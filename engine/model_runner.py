@@ -108,7 +108,7 @@ class ModelRunner:
         words = iter(masks.result() if masks is not None else ())
         rows = [_sample_row(seq, next(words) if seq.grammar else None) for seq in drawn]
         logprobs = StepLogprobs(logits, [row.params.num_logprobs for row in rows])
-        packed = logprobs.pack(sample_tokens(logits, rows))
+        packed = logprobs.pack(sample_tokens(logits, rows, self._model.draw_tokens))
         if told.num_rows:
             prompt_logits = partial(self._prompt_logits, hidden, batch)
             packed = torch.cat((packed.int(), told.pack(prompt_logits, batch)))

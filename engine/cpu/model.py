@@ -21,6 +21,7 @@ from engine.cpu.forward import HEAD_REGIONS, forward, head, num_regions
 from engine.cpu.layout import Cache, Elements, Floats, Ints, Scratch, Shape, Step, Weights
 from engine.cpu.panels import PanelStore, as_elements, bias_row, group_of, interleave, padded
 from engine.cpu.plan import plan_step
+from engine.cpu.sampler import KernelSampler
 from engine.cpu.scratch import ScratchPool
 from engine.cpu.simd import LANES
 from engine.cpu.sync import COUNTERS_PER_REGION
@@ -28,6 +29,7 @@ from engine.cpu.team import Team
 from engine.kv_cache import KVCache
 from engine.model import ModelOutput
 from engine.rope import rope_inv_freq
+from engine.sampler import DrawTokens
 from engine.weights import LayerWeights, Matrix, WeightReader
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -77,6 +79,7 @@ class PanelModel:
         )
         self._inv_freq = rope_inv_freq(config.rope, config.head_dim).numpy()
         self._scratch = ScratchPool(self._shape, dtype, team.num_threads)
+        self.draw_tokens: DrawTokens = KernelSampler(config.vocab_size, team).draw_tokens
         self._compile(dtype)
 
     @classmethod
