@@ -21,6 +21,7 @@ Predictions are never negative and never fall when work is added. The features a
 DistServe's and Niyama's cost models (arXiv 2401.09670, 2503.22562).
 """
 
+from operator import add, mul
 from typing import NamedTuple
 
 _FORGET = 0.97
@@ -45,7 +46,7 @@ class StepWork(NamedTuple):
     """Pairs of such a token and one that it attends to."""
 
     def plus(self, other: "StepWork") -> "StepWork":
-        return StepWork(*(a + b for a, b in zip(self, other, strict=True)))
+        return StepWork(*map(add, self, other))
 
 
 def sequence_work(first_position: int, num_tokens: int) -> StepWork:
@@ -71,7 +72,7 @@ class StepCost:
 
     def predict(self, work: StepWork) -> float:
         """Seconds."""
-        return sum(weight * amount for weight, amount in zip(self.weights, work, strict=True))
+        return sum(map(mul, self.weights, work))
 
     def learn(self, work: StepWork, seconds: float) -> None:
         """`work` took `seconds`, which is positive."""
@@ -88,18 +89,13 @@ class StepCost:
 
     def _fit(self) -> None:
         weights, kinds = self.weights, tuple(self._kinds.values())
-        gram = [
-            [a + b for a, b in zip(*rows, strict=True)]
-            for rows in zip(*(k.gram for k in kinds), strict=True)
-        ]
-        moment = [a + b for a, b in zip(*(k.moment for k in kinds), strict=True)]
+        gram = [[*map(add, *rows)] for rows in zip(*(k.gram for k in kinds), strict=True)]
+        moment = [*map(add, *(k.moment for k in kinds))]
         for _ in range(_NUM_SWEEPS):
             for i in _SWEEP:
                 row = gram[i]
                 if row[i] > 0:
-                    rest = (
-                        sum(g * w for g, w in zip(row, weights, strict=True)) - row[i] * weights[i]
-                    )
+                    rest = sum(map(mul, row, weights)) - row[i] * weights[i]
                     weights[i] = max(0.0, (moment[i] - rest) / row[i])
 
 
