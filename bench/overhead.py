@@ -23,7 +23,7 @@ import torch
 from bench.ceiling import measure
 from engine import model_runner
 from engine.async_engine import AsyncEngine, Mailbox
-from engine.batch import BatchInput
+from engine.batch import PackedBatch
 from engine.engine import Engine
 from engine.engine_config import EngineConfig
 from engine.logprobs import StepLogprobs
@@ -60,7 +60,8 @@ class Turns:
         for name in ("pack", "unpack"):
             self._time(StepLogprobs, name, "sampler")
         self._time(model_runner, "_batch_row", "batch")
-        self._time(BatchInput, "build", "batch")
+        for name in ("of", "to"):
+            self._time(PackedBatch, name, "batch")
         for name in ("schedule", "update"):
             self._time(loop._scheduler, name, "schedule")
         self._time(loop, "_tell", "events")
@@ -80,7 +81,7 @@ class Turns:
             began = time.perf_counter()
             result = inner(*args, **kwargs)
             self._now[part] += time.perf_counter() - began
-            if name == "build":
+            if name == "to":
                 self._tokens = len(result.input_ids)
             return result
 

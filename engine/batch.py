@@ -7,13 +7,14 @@ ragged: sequence b owns rows [cu_seqlens_q[b], cu_seqlens_q[b + 1]) of every [T]
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+_Array = TypeVar("_Array", Tensor, npt.NDArray[np.int64])
 _NO_IDS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
@@ -87,7 +88,7 @@ class PackedBatch:
 
         # The caching host allocator reuses a pinned buffer only after the copies that read it.
         host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=pinned)
-        parts = [part.numpy() for part in _split(host, sizes)]  # host memory
+        parts = _split(host.numpy(), sizes)  # host memory
         input_ids, positions, slot_mapping, flat_tables, logits_indices, *prompts, words = parts
 
         tables = flat_tables.reshape(num_rows, max_blocks)
@@ -101,8 +102,9 @@ class PackedBatch:
         blocks, offsets = np.divmod(positions, block_size)
         np.add(tables[row_of_token, blocks] * block_size, offsets, out=slot_mapping)
         logits_indices[:] = logits_rows
-        prompts[0][:] = prompt_rows
-        np.concatenate([row.next_token_ids for row in rows], out=prompts[1])
+        if prompt_rows:
+            prompts[0][:] = prompt_rows
+            np.concatenate([row.next_token_ids for row in rows], out=prompts[1])
         words.view(np.int32)[: 2 * num_rows + 1] = (*cu_seqlens, *seq_lens)
         return cls(host, *counts)
 
@@ -113,9 +115,15 @@ class PackedBatch:
             num_rows, self.num_tokens, self.max_blocks, self.num_logits, self.num_prompts
         )
         num_int32 = 2 * num_rows + 1
-        on_host = self.host[-sizes[-1] :].numpy().view(np.int32)  # host memory
-        tables = _split(self.host, sizes)[3].view(num_rows, self.max_blocks)
-        dev = _split(self.host.to(device, non_blocking=True), sizes)
+        whole = self.host.numpy()  # host memory
+        tables = torch.from_numpy(_split(whole, sizes)[3]).view(num_rows, self.max_blocks)
+        on_host = whole[-sizes[-1] :].view(np.int32)
+        if device.type == "cpu":
+            # Unlike torch's slices these keep the GIL: whoever waits for it, with the last step's
+            # tokens, gets it when the model computes.
+            dev = [torch.from_numpy(part) for part in _split(whole, sizes)]
+        else:
+            dev = _split(self.host.to(device, non_blocking=True), sizes)
         int32 = dev[7].view(torch.int32)
         return BatchInput(
             input_ids=dev[0],
@@ -148,6 +156,6 @@ def _prompt_rows(rows: Rows[BatchRow], cu_seqlens: Rows[int]) -> list[int]:
     return [start + offset for row, start in starts for offset in row.prompt_rows]
 
 
-def _split(packed: Tensor, sizes: Rows[int]) -> list[Tensor]:
+def _split(packed: _Array, sizes: Rows[int]) -> list[_Array]:
     ends = accumulate(sizes)
     return [packed[end - size : end] for size, end in zip(sizes, ends, strict=True)]

@@ -72,7 +72,8 @@ class StepCost:
 
     def predict(self, work: StepWork) -> float:
         """Seconds."""
-        return sum(map(mul, self.weights, work))
+        seconds: float = sum(map(mul, self.weights, work))
+        return seconds
 
     def learn(self, work: StepWork, seconds: float) -> None:
         """`work` took `seconds`, which is positive."""
