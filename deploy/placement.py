@@ -8,11 +8,19 @@ floats, and the kernel finds it a place.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 class BadCores(ValueError):
     """`--cores` is not understood, or names cores that this process may not use."""
+
+
+class BadGpus(ValueError):
+    """There are not as many GPUs as one worker needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +30,53 @@ class Placement:
     cores: tuple[tuple[int, ...], ...]
     """Empty for a worker that is not pinned."""
     gpus: tuple[str, ...]
-    """For CUDA_VISIBLE_DEVICES; empty when the workers run on the CPU."""
+    """For CUDA_VISIBLE_DEVICES, one for each rank; empty when the workers run on the CPU."""
     summary: str
     """For people."""
 
 
-def place(names: Sequence[str], cores: Sequence[int], gpus: Sequence[str]) -> Placement:
-    """Spreads workers over `gpus` if there are any, else over `cores`; no cores: not pinned."""
+def place(
+    names: Sequence[str], ranks: Sequence[int], cores: Sequence[int], gpus: Sequence[str]
+) -> Placement:
+    """Spreads workers, of so many ranks each, over `gpus` if there are any, else over `cores`; no
+    cores: not pinned. Each rank has a GPU, or its share of cores. Raises BadGpus for a worker of
+    more ranks than GPUs."""
+    ends = list(accumulate(ranks))
     if gpus:
-        mine = tuple(gpus[i % len(gpus)] for i in range(len(names)))
-        text = ", ".join(f"{name} on GPU {gpu}" for name, gpu in zip(names, mine, strict=True))
-        return Placement(((),) * len(names), mine, text)
+        return _on_gpus(names, ranks, ends, gpus)
     if not cores:
         return Placement(((),) * len(names), (), "workers are not pinned to cores")
-    share = len(cores) // len(names)
+    share = len(cores) // ends[-1]
     if share == 0:
-        sharing = tuple((cores[i % len(cores)],) for i in range(len(names)))
-        text = f"{len(names)} workers share {_count(len(cores), 'core')}: expect them to slow"
+        sharing = tuple(_in_turn(cores, end - n, n) for end, n in zip(ends, ranks, strict=True))
+        text = f"{_rank_count(ranks)} share {_count(len(cores), 'core')}: expect them to slow"
         return Placement(sharing, (), f"{text} each other")
-    disjoint = tuple(tuple(cores[i * share : (i + 1) * share]) for i in range(len(names)))
-    text = f"each worker has {_count(share, 'core')} of its own"
-    return Placement(disjoint, (), text)
+    disjoint = tuple(
+        tuple(cores[(end - n) * share : end * share]) for end, n in zip(ends, ranks, strict=True)
+    )
+    what = "worker" if max(ranks) == 1 else "rank of a worker"
+    return Placement(disjoint, (), f"each {what} has {_count(share, 'core')} of its own")
+
+
+def _on_gpus(
+    names: Sequence[str], ranks: Sequence[int], ends: Sequence[int], gpus: Sequence[str]
+) -> Placement:
+    if max(ranks) > len(gpus):
+        raise BadGpus(f"a worker of {max(ranks)} ranks needs as many GPUs; there are {len(gpus)}")
+    mine = tuple(",".join(_in_turn(gpus, end - n, n)) for end, n in zip(ends, ranks, strict=True))
+    text = ", ".join(f"{name} on GPU {gpu}" for name, gpu in zip(names, mine, strict=True))
+    return Placement(((),) * len(names), mine, text)
+
+
+def _in_turn(what: Sequence[_T], first: int, count: int) -> tuple[_T, ...]:
+    """So many from there on, around the end, each once at the most."""
+    return tuple(what[(first + i) % len(what)] for i in range(min(count, len(what))))
+
+
+def _rank_count(ranks: Sequence[int]) -> str:
+    if max(ranks) == 1:
+        return f"{len(ranks)} workers"
+    return f"{sum(ranks)} ranks of {_count(len(ranks), 'worker')}"
 
 
 def usable_cores(choice: str) -> tuple[int, ...]:

@@ -50,6 +50,15 @@ class UpConfig:
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag(
         "auto", help="of weights and KV; auto is what the model is stored in"
     )
+    tensor_parallel: int = flag(
+        1, help="processes (ranks) that compute the model of a worker together, each a part of it"
+    )
+    prefill_tensor_parallel: int | None = flag(
+        None, help="of prefill workers (default: as --tensor-parallel)"
+    )
+    decode_tensor_parallel: int | None = flag(
+        None, help="of decode workers (default: as --tensor-parallel)"
+    )
     kv_memory: int = flag(1 << 30, parse=nbytes, metavar="SIZE", help="KV pool of each worker")
     cores: str = flag(
         "auto", help="cores for CPU workers: auto, none (not pinned) or a list such as 0-3,8"
@@ -62,6 +71,11 @@ class UpConfig:
     worker_args: str = flag("", help="more flags for every worker: --worker-args=--no-checksum")
     prefill_args: str = flag("", help="more flags for prefill workers")
     decode_args: str = flag("", help="more flags for decode workers")
+
+    def ranks(self, role: str) -> int:
+        """Of each worker of the role."""
+        own = self.prefill_tensor_parallel if role == "prefill" else self.decode_tensor_parallel
+        return self.tensor_parallel if own is None else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +108,8 @@ def check(config: UpConfig) -> None:
         raise BadPlan("--decode must be at least 1")
     if config.mode == "disaggregated" and config.prefill < 1:
         raise BadPlan("--prefill must be at least 1; for none, say --mode colocated")
+    if min(config.ranks("prefill"), config.ranks("decode")) < 1:
+        raise BadPlan("--tensor-parallel must be at least 1, for either role")
     if not 1 <= config.port < 1 << 16:
         raise BadPlan(f"--port {config.port} is no port: 1 to 65535 are")
     for name in ("router_args", "worker_args", "prefill_args", "decode_args"):
@@ -111,12 +127,14 @@ def check(config: UpConfig) -> None:
 def make(
     config: UpConfig, model: Model, log: Callable[[str], Path], environ: Mapping[str, str]
 ) -> Plan:
-    """`log` gives the log file of a process by its name. Raises BadCores."""
+    """`log` gives the log file of a process by its name. Raises BadCores, BadGpus."""
     prefill = config.prefill if config.mode == "disaggregated" else 0
     roles = ["prefill"] * prefill + ["decode"] * config.decode
     names = [f"prefill-{i}" for i in range(prefill)] + [f"decode-{i}" for i in range(config.decode)]
     ports = iter(free_ports(2 * len(roles)))
-    placement = place(names, usable_cores(config.cores), visible_gpus(config.device, environ))
+    ranks = [config.ranks(role) for role in roles]
+    gpus = visible_gpus(config.device, environ)
+    placement = place(names, ranks, usable_cores(config.cores), gpus)
     base = child_environ(environ)
     workers = tuple(
         ProcessSpec(
@@ -183,7 +201,7 @@ def _worker_argv(
     return (
         *(sys.executable, "-m", WORKER, "--role", role, "--name", name),
         *("--model-path", model.path, "--device", config.device, "--dtype", config.dtype),
-        *("--kv-memory", str(config.kv_memory)),
+        *("--tensor-parallel", str(config.ranks(role)), "--kv-memory", str(config.kv_memory)),
         *("--host", LOOPBACK, "--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port)),
         *("--advertise-host", LOOPBACK),
         *("--drain-grace-s", str(STOP_GRACE_S)),

@@ -28,7 +28,7 @@ import torch
 from deploy import child
 from deploy.rank_config import RankConfig
 from deploy.worker_config import WorkerConfig
-from engine.config import ModelConfig
+from engine.config import ModelConfig, ModelError
 from engine.tp.channel import StepChannel
 from engine.tp.ranks import ALONE, ConnectedRanks, NoRanks
 from engine.tp.shard import Shard
@@ -69,6 +69,8 @@ class RankProcesses:
 @contextmanager
 def rank_processes(config: WorkerConfig) -> Iterator[RankProcesses]:
     """For as long as the block lives. Raises ModelError for more ranks than KV heads."""
+    if config.tensor_parallel < 1:
+        raise ModelError(f"tensor_parallel is {config.tensor_parallel}; it must be at least 1")
     shard = Shard(0, config.tensor_parallel)
     if shard.size == 1:
         yield RankProcesses(shard, (), Path())

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from deploy import child, plan
-from deploy.placement import BadCores
+from deploy.placement import BadCores, BadGpus
 from deploy.plan import BadPlan, Model, Plan, UpConfig
 from deploy.processes import Supervisor
 from deploy.readiness import until_ready
@@ -47,7 +47,7 @@ def main(config: UpConfig) -> int:
     """Runs a cluster until it is told to stop; the exit status."""
     try:
         asyncio.run(_until_signal(config))
-    except (BadPlan, BadCores, CannotStart, RunDirUnusable) as error:
+    except (BadPlan, BadCores, BadGpus, CannotStart, RunDirUnusable) as error:
         console.print(f"baton: {error}", style="red")
         return 1
     return 0

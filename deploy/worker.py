@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +25,7 @@ import grpc
 import decode_server
 import prefill_server
 from deploy.leaf_configs import engine_config, fabric_config
+from deploy.rank_metrics import RanksCollector
 from deploy.ranks import RankProcesses, of_rank, pin, rank_processes
 from deploy.worker_config import WorkerConfig
 from deploy.worker_metrics import WorkerCollector, loop_wait_histogram, watch_tasks
@@ -97,13 +99,14 @@ def run(config: WorkerConfig) -> None:
         config = of_rank(config, 0)
         pin(config)
         settings = engine_config(config, processes.shard)
-        engine = Engine(
-            settings,
-            wire_version=WIRE_VERSION,
-            vocabulary=_vocabulary(settings.model_path),
-            ranks=processes.connect(settings.resolve_device()),
-        )
-        _run(config, engine, processes)
+        with closing(processes.connect(settings.resolve_device())) as ranks:
+            engine = Engine(
+                settings,
+                wire_version=WIRE_VERSION,
+                vocabulary=_vocabulary(settings.model_path),
+                ranks=ranks,
+            )
+            _run(config, engine, processes)
     if engine.failure is not None:
         logger.error("engine failed", error=str(engine.failure))
         sys.exit(1)
@@ -118,7 +121,7 @@ def _run(config: WorkerConfig, engine: Engine, processes: RankProcesses) -> None
     fabric = Fabric(settings, engine.copier.allocate_staging(settings.staging_nbytes))
     fabric.start()
     try:
-        asyncio.run(_serve(config, engine, fabric, generation))
+        asyncio.run(_serve(config, engine, fabric, generation, processes))
     finally:
         gc.disable()  # see _leave
         fabric.close()
@@ -126,9 +129,16 @@ def _run(config: WorkerConfig, engine: Engine, processes: RankProcesses) -> None
         gc.enable()
 
 
-async def _serve(config: WorkerConfig, engine: Engine, fabric: Fabric, generation: int) -> None:
+async def _serve(
+    config: WorkerConfig,
+    engine: Engine,
+    fabric: Fabric,
+    generation: int,
+    processes: RankProcesses,
+) -> None:
     registry = new_registry()
     registry.register(WorkerCollector(engine, fabric))
+    registry.register(RanksCollector(engine, processes))
     watch_tasks(registry, asyncio.get_running_loop())
     status = WorkerStatus(config.name, Path(config.model_path).name, engine, fabric, generation)
     stopping = asyncio.Event()

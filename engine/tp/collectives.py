@@ -90,12 +90,12 @@ class TorchCollectives:
         self.sum(torch.zeros(1, device=self._device))  # NCCL connects at the first use
 
     def sum(self, part: Tensor) -> Tensor:
-        backend = self._joined()
+        # The backend gets no local name: a traceback would keep it, and others waiting for us.
         if self._device.type == "cuda":
-            backend.allreduce([part]).wait()
+            self._joined().allreduce([part]).wait()
             return part
         parts = [torch.empty_like(part) for _ in range(self._shard.size)]
-        backend.allgather([parts], [part.contiguous()]).wait()
+        self._joined().allgather([parts], [part.contiguous()]).wait()
         total, *others = parts
         for other in others:
             total += other

@@ -116,6 +116,8 @@ class ConnectedRanks:
         self._lost: RankLost | None = None
         self._is_lost = threading.Event()
         self._is_closing = False
+        self._is_in_step = False
+        """All ranks have met, and no step has failed: they will hear what they are told."""
         self._on_lost: Callable[[RankLost], None] = _nobody
         self._listeners = [
             threading.Thread(target=self._listen, args=(rank,), name=f"rank-{rank}", daemon=True)
@@ -132,6 +134,7 @@ class ConnectedRanks:
             if any((rank.digest, rank.num_blocks) != (digest, num_blocks) for rank in loaded):
                 raise ModelError("the model's files changed while the ranks were loading them")
             self.collectives.join()
+            self._is_in_step = True
         except (RuntimeError, TimeoutError) as error:
             raise self.explain(error) from error
         return [rank.pool_nbytes for rank in loaded]
@@ -158,27 +161,34 @@ class ConnectedRanks:
             torch.cuda.current_stream(device).synchronize()  # sync point
 
     def explain(self, error: Exception) -> Exception:
+        self._is_in_step = False
         if isinstance(error, RankLost):
             return error
         self._is_lost.wait(_REASON_TIMEOUT_S)
         return error if self._lost is None else self._lost
 
     def close(self) -> None:
-        """Idempotent. Ranks that do not end in time find their channel shut."""
+        """Idempotent. Ranks that do not end in time, or that are out of step, find their channel
+        shut."""
         with self._lock:
             self._is_closing = True
-        for channel in self._channels:
-            try:
-                channel.send(Kind.CLOSE)
-            except OSError:
-                logger.debug("a rank is gone already")
-        self.collectives.close()  # a rank that waits for us in a collective finds us gone
-        for listener in self._listeners:
-            listener.join(END_TIMEOUT_S)
+        if self._is_in_step and not self._is_lost.is_set():
+            self._end()
+        self.collectives.close()
         for listener, channel in zip(self._listeners, self._channels, strict=True):
             channel.shut()
             listener.join()
             channel.close()
+
+    def _end(self) -> None:
+        for channel, listener in zip(self._channels, self._listeners, strict=True):
+            try:
+                channel.send(Kind.CLOSE)
+            except OSError:
+                logger.debug("%s is gone already", listener.name)
+        for listener in self._listeners:
+            listener.join(END_TIMEOUT_S)
+        self._is_in_step = False
 
     def _tell(self, kind: Kind, *parts: bytes | memoryview) -> None:
         try:

@@ -49,6 +49,17 @@ def test_every_worker_has_its_gpu() -> None:
     assert all("--cores" not in spec.argv for spec in specs)
 
 
+def test_either_role_has_its_own_number_of_ranks() -> None:
+    config = UpConfig(tensor_parallel=2, decode_tensor_parallel=1, cores="none")
+    prefill, decode, _ = made(config).specs
+    assert value(prefill.argv, "--tensor-parallel") == "2"
+    assert value(decode.argv, "--tensor-parallel") == "1"
+    on_gpus = UpConfig(device="cuda", prefill_tensor_parallel=2)
+    prefill, decode, _ = made(on_gpus, {"CUDA_VISIBLE_DEVICES": "4,5,6"}).specs
+    assert prefill.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
+    assert decode.environ["CUDA_VISIBLE_DEVICES"] == "6"
+
+
 def test_wildcard_hosts_are_reached_on_loopback() -> None:
     assert made(UpConfig(host="0.0.0.0", port=8001)).url == "http://127.0.0.1:8001"
     assert made(UpConfig(host="::1", port=8001)).url == "http://[::1]:8001"
@@ -63,6 +74,7 @@ def test_wildcard_hosts_are_reached_on_loopback() -> None:
         (UpConfig(port=0), "--port 0"),
         (UpConfig(port=1 << 16), "--port 65536"),
         (UpConfig(prefill_args="--name 'p"), "--prefill-args"),
+        (UpConfig(decode_tensor_parallel=0), "--tensor-parallel"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(config: UpConfig, complaint: str) -> None:

@@ -19,6 +19,7 @@ from engine.request import (
 )
 from runtime.grammar import Grammar
 from tests.engine.listener import Listener
+from tests.engine.tp.threaded_ranks import other_ranks
 from tests.text_model import text_vocabulary
 
 MAX_TOKENS = 400
@@ -75,25 +76,23 @@ def starting(folder: Path) -> Iterator[Start]:
 
 @contextmanager
 def _engine(folder: Path, **flags: object) -> Iterator[tuple[Engine, Listener]]:
-    config = {
+    settings = {
         "device": "cpu",
         "dtype": "float32",
         "num_blocks": 256,
         "num_threads": 1,
         **flags,
     }
+    config = EngineConfig(folder, **settings)  # type: ignore[arg-type]
     listener = Listener()
-    engine = Engine(
-        EngineConfig(folder, **config),  # type: ignore[arg-type]
-        listener,
-        vocabulary=text_vocabulary(folder),
-    )
-    engine.start()
-    try:
-        yield engine, listener
-    finally:
-        engine.stop()
-        assert engine.failure is None
+    with other_ranks(config) as ranks:
+        engine = Engine(config, listener, vocabulary=text_vocabulary(folder), ranks=ranks)
+        engine.start()
+        try:
+            yield engine, listener
+        finally:
+            engine.stop()
+            assert engine.failure is None
 
 
 def may_come(grammar: Grammar) -> list[int]:

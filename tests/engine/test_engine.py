@@ -23,10 +23,12 @@ from engine.request import (
     Reserved,
     TokensOut,
 )
+from engine.tp.shard import Shard
 from tests.engine.conftest import TinyModel
 from tests.engine.listener import Listener
 from tests.engine.loop_rig import wait_until
 from tests.engine.requests import make_request
+from tests.engine.tp.threaded_ranks import other_ranks
 
 DEADLINE_S = 30.0
 MAX_TOKENS = 24
@@ -74,21 +76,24 @@ class Rig:
 def running(folder: Path, **settings: Any) -> Iterator[Rig]:
     """An engine in float32; at the end all its blocks are free."""
     listener = Listener()
+    num_ranks = settings.pop("num_ranks", 1)
     config = EngineConfig(
         folder,
         device="cpu",
         dtype="float32",
         num_threads=1,
+        shard=Shard(0, num_ranks),
         **{"num_blocks": 64, "max_model_len": 256, "nice": 0, **settings},
     )
-    engine = Engine(config, listener)
-    engine.start()
-    try:
-        yield Rig(engine, listener)
-        wait_until(lambda: engine.stats().blocks.unused == engine.num_blocks)
-        assert engine.failure is None
-    finally:
-        engine.stop()
+    with other_ranks(config) as ranks:
+        engine = Engine(config, listener, ranks=ranks)
+        engine.start()
+        try:
+            yield Rig(engine, listener)
+            wait_until(lambda: engine.stats().blocks.unused == engine.num_blocks)
+            assert engine.failure is None
+        finally:
+            engine.stop()
 
 
 def requests_for(sampling: dict[str, Any]) -> list[EngineRequest]:

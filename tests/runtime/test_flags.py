@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from runtime.flags import flag, nbytes, parse
+from runtime.flags import flag, nbytes, parse, to_argv
 
 
 @dataclass(frozen=True)
@@ -66,3 +66,14 @@ def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert "100% needed (default: 8000)" in text
     assert "KV pool (default: 1GiB)" in text
     assert "--no-checksum" in text
+
+
+def test_to_argv_is_the_way_back_whatever_the_environment_says() -> None:
+    environ = {"BATON_PORT": "1", "BATON_CHECKSUM": "0", "BATON_PREFILL": "x", "BATON_NAME": "y"}
+    for config in (
+        Config("a"),
+        Config("a", 1, ("a:1", "b:2"), "float32", False, 3 << 19, 7),
+        Config("--name", prefill=("-x",)),
+    ):
+        again = parse(Config, to_argv(config), prog="x", description="y", environ=environ)
+        assert again == config

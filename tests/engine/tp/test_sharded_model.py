@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,8 +31,9 @@ def alone(model: TinyModel) -> ModelDriver:
 
 
 @contextmanager
-def together(model: TinyModel, size: int, rendezvous: Path) -> Iterator[ModelDriver]:
+def together(model: TinyModel, size: int) -> Iterator[ModelDriver]:
     """Rank 0's driver."""
+    shard = Shard(0, size)
     settings = EngineConfig(
         model.folder,
         device="cpu",
@@ -42,9 +42,10 @@ def together(model: TinyModel, size: int, rendezvous: Path) -> Iterator[ModelDri
         num_blocks=NUM_BLOCKS,
         num_threads=1,
         nice=0,
+        shard=shard,
     )
-    config, shard = ModelConfig.from_folder(model.folder), Shard(0, size)
-    with other_ranks(settings, size, rendezvous) as ranks:
+    config = ModelConfig.from_folder(model.folder)
+    with other_ranks(settings) as ranks:
         weights = load_weights(model.folder, config, torch.float32, CPU, shard)
         decoder = Model(config, weights, shard=shard, collectives=ranks.collectives)
         ranks.join(decoder.digest, NUM_BLOCKS)
@@ -57,32 +58,32 @@ def stepwise(driver: ModelDriver, prompt: list[int]) -> list[Tensor]:
     return [driver.step([(seq, n)])[0] for n in (7, 16, 1, 1, 30, 2, 4)]
 
 
-def test_logits_and_tokens_are_those_of_one_rank(family: TinyModel, tmp_path: Path) -> None:
+def test_logits_and_tokens_are_those_of_one_rank(family: TinyModel) -> None:
     """Chunked prefills and decodes of several sequences share steps."""
     prompt = random_prompt(61, seed=1)
     prompts = [random_prompt(length, seed=length) for length in (1, 5, 23, 40, 64)]
     one = alone(family)
-    with together(family, 2, tmp_path / "meet") as two:
+    with together(family, 2) as two:
         assert two.kv.data.shape[4] == (one.kv.data.shape[4] + 1) // 2
         for ours, whole in zip(stepwise(two, prompt), stepwise(one, prompt), strict=True):
             torch.testing.assert_close(ours, whole, atol=1e-4, rtol=1e-4)
         assert two.generate(prompts, 12, chunk_seed=5) == one.generate(prompts, 12, chunk_seed=5)
 
 
-def test_three_ranks(tiny_models: Callable[[str], TinyModel], tmp_path: Path) -> None:
+def test_three_ranks(tiny_models: Callable[[str], TinyModel]) -> None:
     model = tiny_models("uneven-llama")
     prompts = [random_prompt(length, seed=length) for length in (5, 40)]
-    with together(model, 3, tmp_path / "meet") as three:
+    with together(model, 3) as three:
         assert three.kv.data.shape[4] == 1
         assert three.generate(prompts, 8, chunk_seed=2) == alone(model).generate(prompts, 8, 2)
 
 
 def test_a_row_does_not_depend_on_those_beside_it(
-    tiny_models: Callable[[str], TinyModel], tmp_path: Path
+    tiny_models: Callable[[str], TinyModel],
 ) -> None:
     """Bit for bit, as the sum over the ranks has one order."""
     prompt, other = random_prompt(20, seed=3), random_prompt(31, seed=4)
-    with together(tiny_models("uneven-llama"), 3, tmp_path / "meet") as three:
+    with together(tiny_models("uneven-llama"), 3) as three:
         (by_itself,) = three.step([(three.add(prompt, 20), 20)])
         beside, _ = three.step([(three.add(prompt, 20), 20), (three.add(other, 31), 31)])
     assert torch.equal(by_itself, beside)

@@ -3,6 +3,7 @@ own pool and its own end of a gloo group. All but their start is as in processes
 
 import dataclasses
 import socket
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,29 +14,31 @@ import torch
 from engine.engine_config import EngineConfig
 from engine.tp.channel import StepChannel
 from engine.tp.rank import Rank, telling
-from engine.tp.ranks import ConnectedRanks
+from engine.tp.ranks import ALONE, ConnectedRanks, NoRanks
 from engine.tp.shard import Shard
 
 CPU = torch.device("cpu")
 END_TIMEOUT_S = 10.0
 
 
-def of_shard(config: EngineConfig, rank: int, size: int) -> EngineConfig:
-    return dataclasses.replace(config, shard=Shard(rank, size))
-
-
 @contextmanager
-def other_ranks(config: EngineConfig, size: int, rendezvous: Path) -> Iterator[ConnectedRanks]:
-    """Ranks 1 to size - 1, as rank 0 sees them; all of them end well after `close`."""
+def other_ranks(config: EngineConfig) -> Iterator[ConnectedRanks | NoRanks]:
+    """The others of `config.shard`, as rank 0 sees them; all of them end well after `close`."""
+    size = config.shard.size
+    if size == 1:
+        yield ALONE
+        return
     ends: list[Future[None]] = []
-    with ThreadPoolExecutor(size - 1, thread_name_prefix="other-rank") as pool:
-        channels = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(size - 1, thread_name_prefix="other-rank") as pool,
+    ):
+        rendezvous, channels = Path(folder) / "rendezvous", []
         for rank in range(1, size):
             ours, theirs = socket.socketpair()
             channels.append(StepChannel(ours))
-            ends.append(
-                pool.submit(_serve, of_shard(config, rank, size), StepChannel(theirs), rendezvous)
-            )
+            own = dataclasses.replace(config, shard=Shard(rank, size))
+            ends.append(pool.submit(_serve, own, StepChannel(theirs), rendezvous))
         ranks = ConnectedRanks(channels, CPU, rendezvous)
         try:
             yield ranks
