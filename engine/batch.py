@@ -141,6 +141,26 @@ class PackedBatch:
         )
 
 
+def no_host_data(input_ids: Tensor, positions: Tensor, slot_mapping: Tensor) -> BatchInput:
+    """Sequences of one token each, [T] tensors, that all want logits, for a step that is captured:
+    the host knows neither lengths nor block tables, so nothing can depend on them."""
+    num_rows, device = len(input_ids), input_ids.device
+    return BatchInput(
+        input_ids=input_ids,
+        positions=positions,
+        slot_mapping=slot_mapping,
+        block_tables=torch.empty((num_rows, 0), dtype=torch.int64, device=device),
+        cu_seqlens_q=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
+        seq_lens=torch.empty(0, dtype=torch.int32, device=device),
+        seqlens_q_host=(),
+        seq_lens_host=(),
+        block_tables_host=np.empty((num_rows, 0), dtype=np.int64),
+        logits_indices=torch.arange(num_rows, device=device),
+        prompt_indices=torch.empty(0, dtype=torch.int64, device=device),
+        prompt_token_ids=torch.empty(0, dtype=torch.int64, device=device),
+    )
+
+
 def _sizes(
     num_rows: int, num_tokens: int, max_blocks: int, num_logits: int, num_prompts: int
 ) -> tuple[int, ...]:

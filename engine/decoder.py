@@ -43,6 +43,9 @@ class Decoder(Protocol):
     draw_tokens: DrawTokens
     """What draws from logits on a CPU; those of another device never get there."""
 
+    def prepare(self, kv: KVCache) -> None:
+        """Once, before the first `forward` over this cache; what is in it does not change."""
+
     def forward(self, batch: BatchInput, kv: KVCache) -> ModelOutput:
         """Writes K and V of the batch's tokens into `kv`."""
         ...

@@ -3,6 +3,7 @@
 Knows slots and blocks, not who owns them. One tensor per engine:
 
     data  [layers, 2, num_blocks, block_size, kv_heads, head_dim]     (2: K, V)
+          (and perhaps a scratch block behind them)
 
 A payload is layout-neutral, [layers, 2, tokens, heads, head_dim], contiguous, in the model's
 dtype, and covers a `KVRange` of one sequence. Whole blocks move by one indexed copy per layer,
@@ -53,10 +54,15 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        has_scratch: bool = False,
     ) -> None:
+        """`has_scratch`: one block more, `scratch_block`, which no pool knows; rows that are there
+        to fill a step up write to it."""
         self.num_blocks = num_blocks
+        self.scratch_block = num_blocks
         self.block_size = block_size
-        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        size = num_blocks + has_scratch
+        shape = (config.num_layers, 2, size, block_size, config.num_kv_heads, config.head_dim)
         self.data = _zeros(shape, dtype, device)  # no slot holds a NaN
         self.device = self.data.device
 

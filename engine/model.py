@@ -62,9 +62,11 @@ class Model:
         inv_freq = rope_inv_freq(config.rope, config.head_dim)
         self._inv_freq = inv_freq.to(weights.embedding.device)  # [head_dim / 2] float32
 
-    def forward(self, batch: BatchInput, kv: KVCache) -> ModelOutput:
-        """Writes K and V of the batch's tokens into `kv`."""
-        hidden = self._hidden(batch, kv)
+    def forward(
+        self, batch: BatchInput, kv: KVCache, attention: AttentionFactory | None = None
+    ) -> ModelOutput:
+        """Writes K and V of the batch's tokens into `kv`. `attention`: another for this step."""
+        hidden = self._hidden(batch, kv, (attention or self._attention)(batch, kv))
         return ModelOutput(self.logits(hidden[batch.logits_indices]), hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -72,11 +74,10 @@ class Model:
         part = self._weights.lm_head(self._norm(hidden, self._weights.norm))
         return self._collectives.gather_columns(part, self.config.vocab_size).float()
 
-    def _hidden(self, batch: BatchInput, kv: KVCache) -> Tensor:
+    def _hidden(self, batch: BatchInput, kv: KVCache, attention: Attention) -> Tensor:
         """What the last layer makes of each token, [T, hidden]."""
         hidden = F.embedding(batch.input_ids, self._weights.embedding)  # [T, hidden]
         cos, sin = self._rotation(batch.positions, hidden.dtype)
-        attention = self._attention(batch, kv)
         for index, layer in enumerate(self._weights.layers):
             normed = self._norm(hidden, layer.input_norm)
             q, k, v = self._project(layer, normed, cos, sin)
@@ -85,6 +86,9 @@ class Model:
             normed = self._norm(hidden, layer.post_attention_norm)
             hidden = hidden + self._collectives.sum(_mlp(layer, normed))
         return hidden
+
+    def prepare(self, kv: KVCache) -> None:
+        """Nothing."""
 
     def close(self) -> None:
         """It has no threads of its own."""

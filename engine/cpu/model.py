@@ -122,6 +122,9 @@ class PanelModel:
         logits = self._head(hidden, self._team.run)
         return torch.from_numpy(logits).view(-1, self._shape.vocab)
 
+    def prepare(self, kv: KVCache) -> None:
+        """Nothing."""
+
     def close(self) -> None:
         self._team.close()
 

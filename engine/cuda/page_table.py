@@ -44,3 +44,6 @@ def padded(table: PageTable, num_rows: int, page: int) -> PageTable:
 
 
 _ZERO: Ints = np.zeros(1, dtype=np.int64)
+_NONE: Ints = np.empty(0, dtype=np.int64)
+NO_PAGES = PageTable(_ZERO, _NONE, _NONE)
+"""Of no rows."""

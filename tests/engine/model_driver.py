@@ -39,7 +39,8 @@ class ModelDriver:
         self._ranks = ranks
         self.model = model
         self.block_size = block_size
-        self.kv = KVCache(config, NUM_BLOCKS, block_size, dtype, device)
+        self.kv = KVCache(config, NUM_BLOCKS, block_size, dtype, device, has_scratch=True)
+        model.prepare(self.kv)
         self._free = random.Random(3).sample(range(1, NUM_BLOCKS), NUM_BLOCKS - 1)
 
     def add(self, token_ids: list[int], max_len: int) -> Running:
