@@ -26,6 +26,7 @@ def engine_config(config: WorkerConfig, shard: Shard) -> EngineConfig:
         prefill_policy=config.prefill_policy,
         max_queue_ms=config.max_queue_ms or None,
         max_num_seqs=config.max_num_seqs,
+        cuda_graphs=config.cuda_graphs,
         prefix_caching=config.prefix_caching,
         num_threads=len(config.cores) or _share_of_all_cores(shard),
         random_weights=config.random_weights,

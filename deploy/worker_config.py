@@ -44,8 +44,12 @@ class WorkerConfig:
     )
     block_size: int = flag(16, help="tokens in one KV block")
     num_blocks: int | None = flag(None, help="blocks in the KV pool (default: by --kv-memory)")
-    kv_memory: int = flag(
-        1 << 30, parse=nbytes, metavar="SIZE", help="size of the KV pool, of all ranks"
+    kv_memory: int | None = flag(
+        None,
+        parse=nbytes,
+        metavar="SIZE",
+        help="size of the KV pool, of all ranks (default: what a card has left beside the weights "
+        "and the largest step, or 1GiB on a CPU and with several ranks)",
     )
     swap_memory: int = flag(
         512 << 20,
@@ -73,6 +77,9 @@ class WorkerConfig:
         "prediction; they wait in the router then; 0: it refuses none",
     )
     max_num_seqs: int = flag(64, help="sequences computed in one step, at most")
+    cuda_graphs: bool = flag(
+        True, help="on a card, replay decode steps that were captured at start"
+    )
     prefix_caching: bool = flag(True, help="reuse the KV of first blocks that prompts share")
     random_weights: int | None = flag(None, help="seed; draw weights instead of reading them")
 

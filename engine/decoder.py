@@ -17,8 +17,9 @@ from torch import Tensor
 from engine.attention import AttentionFactory, GatherAttention
 from engine.batch import BatchInput
 from engine.config import ModelConfig, ModelError
+from engine.cuda.capture import cuda_capture
 from engine.cuda.flashinfer_library import unsupported as unsupported_by_flashinfer
-from engine.cuda.load import open_flashinfer
+from engine.cuda.load import open_flashinfer, with_graphs
 from engine.engine_config import EngineConfig
 from engine.kv_cache import KVCache
 from engine.model import Model, ModelOutput
@@ -84,7 +85,7 @@ def load_decoder(
         team = Team(num_threads, config.nice)
         return _read(config, model, dtype, device, lambda reader: PanelModel.read(reader, team))
     weights = _read(config, model, dtype, device, ModelWeights.read)
-    return Model(
+    loaded = Model(
         model,
         weights,
         attention,
@@ -92,6 +93,9 @@ def load_decoder(
         shard=config.shard,
         collectives=collectives,
     )
+    if device.type == "cuda" and config.cuda_graphs and config.shard.size == 1:
+        return with_graphs(loaded, attention, config, cuda_capture(device))
+    return loaded
 
 
 def compile_kernels(model: ModelConfig) -> None:

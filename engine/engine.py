@@ -21,8 +21,8 @@ from engine.engine_loop import EngineLoop, discard
 from engine.errors import InvalidRequest
 from engine.fingerprint import fingerprint
 from engine.grammars import Grammars
-from engine.kv_cache import KVCache
 from engine.kv_copier import KVCopier
+from engine.kv_room import open_pool
 from engine.kv_swapper import KVSwapper
 from engine.model_runner import ModelRunner
 from engine.prefix_cache import PrefixCache
@@ -58,9 +58,9 @@ class Engine(EngineLoop):
         self._decoder = load_decoder(config, self.model_config, dtype, device, ranks.collectives)
         digest = self._decoder.digest
         self.fingerprint = fingerprint(self.model_config, digest, dtype, wire_version)
-        num_blocks = config.resolve_num_blocks(self.model_config)
-        own = config.shard.part_of(self.model_config)
-        kv_cache = KVCache(own, num_blocks, config.block_size, dtype, device)
+        kv_cache = open_pool(config, self.model_config, dtype, device)
+        num_blocks = kv_cache.num_blocks
+        self._decoder.prepare(kv_cache)
         self.kv_pool_nbytes = (kv_cache.data.nbytes, *ranks.join(digest, num_blocks))
         """Of each rank."""
         _log_start(config, dtype, device, self.kv_pool_nbytes, num_blocks)

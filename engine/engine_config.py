@@ -21,6 +21,7 @@ from engine.prefill_order import PrefillPolicy
 from engine.tp.shard import WHOLE, Shard
 
 DeviceName = Literal["cpu", "cuda", "auto"]
+DEFAULT_KV_MEMORY = 1 << 30
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 
@@ -40,8 +41,8 @@ class EngineConfig:
     """Tokens in one KV block."""
     num_blocks: int | None = None
     """Blocks in the KV pool; None: as many as fit into kv_memory."""
-    kv_memory: int = 1 << 30
-    """Bytes of the KV pool, where num_blocks does not say."""
+    kv_memory: int | None = None
+    """Bytes of the KV pool, where num_blocks does not say; None: see engine/kv_room.py."""
     max_model_len: int | None = None
     """Tokens of prompt and output together; None: the model's own limit."""
     token_budget: int = 512
@@ -55,6 +56,8 @@ class EngineConfig:
     none is."""
     max_num_seqs: int = 64
     """Sequences computed in one step, at most."""
+    cuda_graphs: bool = True
+    """On a card, steps of one token a sequence are captured at the start, and replayed."""
     num_threads: int | None = None
     """CPU threads of the model; None: as many as torch would take."""
     swap_memory: int = 0
@@ -95,15 +98,17 @@ class EngineConfig:
     def resolve_dtype(self, model: ModelConfig) -> torch.dtype:
         return model.dtype if self.dtype == "auto" else DTYPES[self.dtype]
 
-    def resolve_num_blocks(self, model: ModelConfig) -> int:
+    def resolve_num_blocks(self, model: ModelConfig, default: int = DEFAULT_KV_MEMORY) -> int:
+        """`default`: bytes of the pool, where nothing says."""
         if self.num_blocks is not None and self.num_blocks >= 1:
             return self.num_blocks
         block_nbytes = self.block_size * model.kv_token_nbytes(self.resolve_dtype(model))
-        num_blocks = self.kv_memory // block_nbytes if self.num_blocks is None else 0
+        kv_memory = default if self.kv_memory is None else self.kv_memory
+        num_blocks = kv_memory // block_nbytes if self.num_blocks is None else 0
         if num_blocks < 1:
             raise ModelError(
                 f"the KV pool has no room for a block of {block_nbytes} bytes "
-                f"(num_blocks {self.num_blocks}, kv_memory {self.kv_memory})"
+                f"(num_blocks {self.num_blocks}, kv_memory {kv_memory})"
             )
         return num_blocks
 

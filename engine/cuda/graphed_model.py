@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engine.attention import AttentionFactory
 from engine.batch import BatchInput, no_host_data
+from engine.config import ModelError
 from engine.cuda.capture import Capture, Work
 from engine.cuda.shapes import Shape, find
 from engine.kv_cache import KVCache
@@ -54,6 +55,7 @@ class GraphedModel:
         self.model = model
         self.digest = model.digest
         self.num_torch_threads = model.num_torch_threads
+        self.draw_tokens = model.draw_tokens
         self._open_attention = attention
         self._capture = capture
         self._replays: dict[Shape, Work] = {}
@@ -61,8 +63,8 @@ class GraphedModel:
 
     @torch.no_grad()
     def prepare(self, kv: KVCache) -> None:
-        """Captures, over this cache, which has a scratch block: some 50 ms a shape. Raises
-        torch.OutOfMemoryError."""
+        """Captures, over this cache, which has a scratch block. Raises ModelError, if there is no
+        memory left for it."""
         self._kv = kv
         self._attention = attention = self._open_attention(kv)
         if not attention.shapes:
@@ -74,9 +76,15 @@ class GraphedModel:
         self._tokens = self._padding.repeat(1, num_seqs)  # ids, positions, slots
         self._logits = torch.empty((num_seqs, config.vocab_size), device=device)  # float32
         self._hidden = torch.empty((num_seqs, config.hidden_size), dtype=dtype, device=device)
-        for shape in sorted(attention.shapes, reverse=True):
-            self._load(shape, None)
-            self._replays[shape] = self._capture(self._work(shape, kv))
+        try:
+            for shape in sorted(attention.shapes, reverse=True):
+                self._load(shape, None)
+                self._replays[shape] = self._capture(self._work(shape, kv))
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"no device memory is left to capture steps of {shape.num_seqs} sequences: give "
+                "the KV pool less (--kv-memory), or do without (--no-cuda-graphs)"
+            ) from error
         logger.info("captured %d steps of up to %d sequences", len(self._replays), num_seqs)
 
     def forward(self, batch: BatchInput, kv: KVCache) -> ModelOutput:

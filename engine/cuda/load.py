@@ -1,5 +1,5 @@
-"""FlashInfer made ready for a model, or the reason why not: found out when a worker starts, not in
-its first request."""
+"""What a card gets beside the model's weights: FlashInfer made ready, or the reason why not, found
+out when a worker starts and not in its first request; and graphs."""
 
 import dataclasses
 import logging
@@ -7,11 +7,18 @@ import logging
 import numpy as np
 import torch
 
+from engine.attention import AttentionFactory
 from engine.batch import BatchInput, BatchRow
 from engine.config import ModelConfig, ModelError
+from engine.cuda.capture import Capture
 from engine.cuda.flashinfer_attention import FlashInfer
+from engine.cuda.flashinfer_graphs import FlashInferGraphs
 from engine.cuda.flashinfer_library import load
+from engine.cuda.graphed_model import GraphAttention, GraphedModel
+from engine.cuda.padded_attention import PaddedAttention
+from engine.engine_config import EngineConfig
 from engine.kv_cache import KVCache
+from engine.model import Model
 
 logger = logging.getLogger(__name__)
 
@@ -53,3 +60,21 @@ def try_out(
         step(0, q, window)
     if flashinfer.device.type == "cuda":
         torch.cuda.synchronize(flashinfer.device)  # sync point: before the first step
+
+
+def with_graphs(
+    model: Model, attention: AttentionFactory, config: EngineConfig, capture: Capture
+) -> GraphedModel:
+    """`attention` is the model's own."""
+
+    def graphs(kv: KVCache) -> GraphAttention:
+        num_seqs = min(config.max_num_seqs, config.token_budget)
+        longest = config.resolve_max_model_len(model.config)
+        max_blocks = min(-(-longest // kv.block_size), kv.num_blocks)
+        if not isinstance(attention, FlashInfer):
+            return PaddedAttention(kv, num_seqs, max_blocks)
+        windows = dict.fromkeys(model.config.windows)
+        heads = model.config.num_heads
+        return FlashInferGraphs(attention, kv, heads, windows, num_seqs, max_blocks)
+
+    return GraphedModel(model, graphs, capture)

@@ -20,8 +20,8 @@ from engine.batch import BatchInput
 from engine.config import ModelConfig
 from engine.decoder import load_decoder
 from engine.engine_config import EngineConfig
-from engine.kv_cache import KVCache
 from engine.kv_copier import KVCopier
+from engine.kv_room import open_pool
 from engine.model import ModelOutput
 from engine.thread_priority import lower_priority
 from engine.tp.channel import Kind, Message, StepChannel
@@ -50,13 +50,8 @@ class Rank:
         self._decoder = load_decoder(
             config, self.model_config, dtype, self._device, self._collectives
         )
-        self._kv_cache = KVCache(
-            self.shard.part_of(self.model_config),
-            config.resolve_num_blocks(self.model_config),
-            config.block_size,
-            dtype,
-            self._device,
-        )
+        self._kv_cache = open_pool(config, self.model_config, dtype, self._device)
+        self._decoder.prepare(self._kv_cache)
         self.digest = self._decoder.digest
         self.copier = KVCopier(self._kv_cache)
         self._batch: BatchInput | None = None

@@ -135,7 +135,7 @@ def test_all_batch_sizes_in_any_order(tiny_model: TinyModel, open_graphed: Open)
     close(*pools)
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16, 64])
+@pytest.mark.parametrize("block_size", [1, 16])
 def test_tokens_are_the_same(tiny_model: TinyModel, open_graphed: Open, block_size: int) -> None:
     """In chunks, so that steps with prompts and steps without take turns."""
     prompts = [random_prompt(length, seed=length) for length in (1, 5, 40)]

@@ -4,16 +4,23 @@ import logging
 from dataclasses import replace
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
 from engine.attention import GatherAttention
+from engine.batch import BatchInput, BatchRow
 from engine.config import ModelConfig, ModelError
+from engine.cuda.capture import Work, repeat
 from engine.cuda.flashinfer_attention import FlashInfer
 from engine.cuda.flashinfer_library import unsupported
-from engine.cuda.load import open_flashinfer
+from engine.cuda.load import open_flashinfer, with_graphs
+from engine.cuda.shapes import Shape
 from engine.decoder import Kernels, choose_kernels, load_decoder
 from engine.engine_config import EngineConfig
+from engine.kv_cache import KVCache
+from engine.model import Model
+from engine.weights import ModelWeights, read_weights
 from tests.engine.conftest import TinyModel
 from tests.engine.cuda.fake_flashinfer import FakeFlashInfer
 
@@ -103,3 +110,34 @@ def test_one_that_fails_is_given_up(
     assert "the model runs by torch (FlashInfer fails: Could not find nvcc)" in caplog.text
     with pytest.raises(ModelError, match=r"FlashInfer fails: Could not find nvcc$"):
         load_decoder(replace(config, kernels="flashinfer"), model, torch.bfloat16, CPU)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "flashinfer"])
+def test_an_engine_that_replays(
+    wide_llama: TinyModel, model: ModelConfig, library: FakeFlashInfer, kernels: str
+) -> None:
+    """As a card has it: shapes from the configuration, and attention's graphs by its kind."""
+    config = EngineConfig(wide_llama.folder, max_num_seqs=9, token_budget=5, max_model_len=90)
+    weights = read_weights(wide_llama.folder, model, torch.float32, CPU, ModelWeights.read)
+    attention = FlashInfer(library, CPU) if kernels == "flashinfer" else GatherAttention
+    plain = Model(model, weights, attention)
+    graphed = with_graphs(plain, attention, config, repeat)
+    kv = KVCache(model, 4, 16, torch.float32, CPU, has_scratch=True)
+    graphed.prepare(kv)
+    assert sorted(graphed._replays) == [Shape(n, 4) for n in (1, 2, 4, 5)]
+    row = BatchRow(np.zeros(1, dtype=np.int64), 20, np.array([2, 1]), wants_logits=True)
+    batch = BatchInput.build([row, row, row], 16, CPU)
+    logits = graphed.forward(batch, kv).logits
+    torch.testing.assert_close(logits, plain.forward(batch, kv).logits, atol=1e-5, rtol=1e-5)
+    graphed.close()
+
+
+def test_no_memory_to_capture_is_one_clear_error(wide_llama: TinyModel, model: ModelConfig) -> None:
+    def no_memory(work: Work) -> Work:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    weights = read_weights(wide_llama.folder, model, torch.float32, CPU, ModelWeights.read)
+    config = EngineConfig(wide_llama.folder)
+    graphed = with_graphs(Model(model, weights), GatherAttention, config, no_memory)
+    with pytest.raises(ModelError, match=r"to capture steps of 64 sequences: .*--kv-memory"):
+        graphed.prepare(KVCache(model, 4, 16, torch.float32, CPU, has_scratch=True))
