@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import grpc
+from prometheus_client import CollectorRegistry, Gauge
 
 import decode_server
 import prefill_server
+from deploy import self_test
 from deploy.leaf_configs import engine_config, fabric_config
 from deploy.rank_metrics import RanksCollector
 from deploy.ranks import RankProcesses, of_rank, pin, rank_processes
@@ -152,6 +154,7 @@ async def _serve(
     async def on_drain() -> None:
         status.is_draining = True
 
+    testing = asyncio.create_task(_test_fabric(fabric, config.fabric_floor, registry))
     with MetricsServer(registry, host=config.host, port=config.metrics_port) as metrics:
         logger.info("metrics", host=config.host, port=metrics.port, fabric=fabric.address)
         await serve(
@@ -162,6 +165,18 @@ async def _serve(
             on_drain=on_drain,
             grace_s=config.drain_grace_s,
         )
+    testing.cancel()
+    await asyncio.wait({testing})
+
+
+async def _test_fabric(fabric: Fabric, floor: int, registry: CollectorRegistry) -> None:
+    """Beside the first requests, if there are any: a worker does not wait for it."""
+    if floor and (outcome := await self_test.run(fabric, floor)):
+        Gauge(
+            "baton_fabric_self_test_bytes_per_second",
+            "What the fabric's self-test at the start has shipped within this host.",
+            registry=registry,
+        ).set(outcome.nbytes_per_s)
 
 
 def _vocabulary(model_path: Path) -> Vocabulary | None:

@@ -100,6 +100,13 @@ class WorkerConfig:
     transfer_timeout_s: float = flag(
         30.0, help="longest silence of a transfer that has begun, before another ticket is minted"
     )
+    fabric_floor: int = flag(
+        200 << 20,
+        parse=nbytes,
+        metavar="SIZE",
+        help="bytes a second below which the fabric's self-test, made once at the start, warns; "
+        "0: there is none",
+    )
     inject_faults: str = flag(
         "",
         metavar="RULES",

@@ -211,7 +211,7 @@ class Cluster:
     def worker(self, role: str, **flags: object) -> WorkerProcess:
         """Starts a worker; call `wait_ready` before its first use."""
         name = f"{role}-{sum(1 for worker in self.workers if worker.role == role)}"
-        flags = {"model_path": self.model_path, **self._worker_flags, **flags}
+        flags = {"model_path": self.model_path, "fabric_floor": 0, **self._worker_flags, **flags}
         worker = WorkerProcess(role, name, self.run_dir / f"{name}.log", flags)
         self.workers.append(worker)
         return worker
