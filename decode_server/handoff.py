@@ -10,6 +10,7 @@ Used from two threads: the service's loop mints and drops tickets, the fabric's 
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class Committed:
     transfer_id: TransferId
     commit: bytes
     report: ReceiveReport
+    at_ns: int
+    """When, by time.monotonic_ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,9 @@ class Handoff:
         self._blocks: _ClaimedBlocks | None = None
 
     @property
-    def install_ns(self) -> int:
-        """Spent scattering since the last `begin`."""
-        return self._blocks.install_ns if self._blocks is not None else 0
+    def installs(self) -> "Installs":
+        """Since the last `begin`."""
+        return self._blocks.installs if self._blocks is not None else Installs()
 
     def begin(self, first_token: int) -> Ticket:
         """Room is reserved: a ticket for the prompt from `first_token` on, into fresh blocks."""
@@ -110,22 +113,34 @@ class Handoff:
         return self.ticket
 
 
+@dataclass(slots=True)
+class Installs:
+    """What scattering took; times by time.monotonic_ns."""
+
+    ns: int = 0
+    """Summed over the frames."""
+    begin_ns: int = 0
+    end_ns: int = 0
+
+
 class _ClaimedBlocks:
     """The blocks of one reservation, claimed when the first frame comes. Fabric's loop only."""
 
     def __init__(self, engine: Engine, request_id: RequestId) -> None:
-        self.install_ns = 0
+        self.installs = Installs()
         self._engine = engine
         self._request_id = request_id
         self._claim: Future[KVLease] | None = None
 
     async def install(self, frame: FrameRange, payload: memoryview) -> None:
         if self._claim is None:
+            self.installs.begin_ns = time.monotonic_ns()
             self._claim = self._engine.claim(self._request_id)
         # Shielded: one frame's cancelled wait must not cancel the claim that all frames share.
         lease = await asyncio.shield(asyncio.wrap_future(self._claim))
         scatter = self._engine.copier.scatter(lease, frame, payload)
-        self.install_ns += await asyncio.wrap_future(scatter)
+        self.installs.ns += await asyncio.wrap_future(scatter)
+        self.installs.end_ns = time.monotonic_ns()
 
 
 class _InstallSink:
@@ -145,7 +160,7 @@ class _InstallSink:
         await self._blocks.install(frame, payload)
 
     def committed(self, commit: bytes, report: ReceiveReport) -> None:
-        self._post(Committed(self._transfer_id, commit, report))
+        self._post(Committed(self._transfer_id, commit, report, time.monotonic_ns()))
 
     def lost(self, error: FabricError, num_tokens: int) -> None:
         self._post(Lost(self._transfer_id, error, num_tokens))

@@ -79,6 +79,7 @@ class DecodeLeg:
         self._num_cached_tokens = 0
         self._num_tickets = 0
         self._turns_seen = -1
+        self._opened_ns = time.monotonic_ns()
         self._ticket_ns = self._committed_ns = self._joined_ns = 0
 
     async def run(self, write: Callable[[pb.GenerateEvent], Awaitable[None]]) -> None:
@@ -148,9 +149,13 @@ class DecodeLeg:
         return [pb.GenerateEvent(heartbeat=pb.Heartbeat())]
 
     def _on_room(self, event: Reserved | PrefixHit) -> None:
-        self._timings.queue_ns += event.queue_ns
+        self._note_queue(event.queue_ns, event.at_ns)
         self._num_cached_tokens = event.num_cached_tokens
         self._metrics.observe_reserved(event.queue_ns)
+
+    def _note_queue(self, queue_ns: int, end_ns: int) -> None:
+        self._timings.queue_ns += queue_ns
+        self._timings.queue.begin_ns, self._timings.queue.end_ns = self._opened_ns, end_ns
 
     def _on_prefix_hit(self, hit: PrefixHit) -> None:
         self._on_room(hit)
@@ -184,18 +189,18 @@ class DecodeLeg:
         if not self._handoff.is_current(verdict):
             return
         self._handoff.ticket = None
-        self._committed_ns = time.monotonic_ns()
+        self._committed_ns = verdict.at_ns
         commit = pb.Commit.FromString(verdict.commit)
         if self._num_tickets == 1:  # a later leg may hit what an earlier one has computed for us
             hits = [first.num_cached_tokens for first in commit.first_tokens]
             self._num_cached_tokens = max(self._num_cached_tokens, *hits, 0)
         self._attach({first.sample: _first_token(first) for first in commit.first_tokens})
-        self._timings.install_ns = self._handoff.install_ns
-        self._timings.kv_nbytes += verdict.report.nbytes
-        self._timings.kv_frames += verdict.report.frames
-        self._metrics.observe_installed(
-            self._committed_ns - self._ticket_ns, self._handoff.install_ns
-        )
+        timings, installs = self._timings, self._handoff.installs
+        timings.install_ns = installs.ns
+        timings.install.begin_ns, timings.install.end_ns = installs.begin_ns, installs.end_ns
+        timings.kv_nbytes += verdict.report.nbytes
+        timings.kv_frames += verdict.report.frames
+        self._metrics.observe_installed(self._committed_ns - self._ticket_ns, installs.ns)
 
     def _attach(self, first_tokens: dict[int, FirstToken]) -> None:
         """With the token 0 of each sample; without all of them, this engine samples its own."""
@@ -216,11 +221,9 @@ class DecodeLeg:
         return [self._offer(self._handoff.resume(verdict.num_tokens), replaces_lost=True)]
 
     def _on_tokens(self, tokens: TokensOut) -> list[pb.GenerateEvent]:
-        if not self._joined_ns:
-            self._joined_ns = time.monotonic_ns()
-            if self._committed_ns:
-                self._timings.attach_ns = self._joined_ns - self._committed_ns
-                self._metrics.observe_attached(self._timings.attach_ns)
+        is_first = not self._joined_ns
+        if is_first:
+            self._on_joined(tokens.scheduled_ns)
         events = [
             pb.GenerateEvent(
                 tokens=pb.Tokens(
@@ -229,14 +232,33 @@ class DecodeLeg:
                     token_ids=tokens.token_ids,
                     num_cached_tokens=0 if tokens.first_index else self._num_cached_tokens,
                     logprobs=[pb.TokenLogprobs(**entry._asdict()) for entry in tokens.logprobs],
+                    timings=self._timings if is_first else None,
                 )
             )
         ]
         if tokens.finish_reason is not None:
             self._num_live -= 1
-            self._timings.decode_ns = time.monotonic_ns() - self._joined_ns
+            self._note_decoded(time.monotonic_ns())
             events.append(self._finished(tokens.sample, tokens.finish_reason))
         return events
+
+    def _on_joined(self, scheduled_ns: int) -> None:
+        """The first tokens are here: it is in the batch. `scheduled_ns`: as `TokensOut` has it."""
+        self._joined_ns = now_ns = time.monotonic_ns()
+        timings = self._timings
+        if self._committed_ns:
+            timings.attach_ns = now_ns - self._committed_ns
+            timings.attach.begin_ns, timings.attach.end_ns = self._committed_ns, now_ns
+            self._metrics.observe_attached(timings.attach_ns)
+        elif scheduled_ns:  # computed here
+            if not timings.HasField("queue"):
+                self._note_queue(scheduled_ns - self._opened_ns, scheduled_ns)
+            timings.build_ns = now_ns - scheduled_ns
+            timings.build.begin_ns, timings.build.end_ns = scheduled_ns, now_ns
+
+    def _note_decoded(self, now_ns: int) -> None:
+        self._timings.decode_ns = now_ns - self._joined_ns
+        self._timings.decode.begin_ns, self._timings.decode.end_ns = self._joined_ns, now_ns
 
     def _prompt_logprobs(self, told: PromptLogprobs) -> pb.GenerateEvent:
         entries = [pb.TokenLogprobs(**entry._asdict()) for entry in told.logprobs]

@@ -1,6 +1,7 @@
 """What a worker says of itself when asked (`Status` of both services)."""
 
 import secrets
+import time
 
 from engine.engine import Engine
 from kvfabric.fabric import Fabric
@@ -29,6 +30,7 @@ class WorkerStatus:
         engine, fabric = self._engine.stats(), self._fabric.stats()
         status = pb.WorkerStatus(
             role=role,
+            monotonic_ns=time.monotonic_ns(),
             draining=self.is_draining,
             num_waiting=engine.waiting,
             num_running=engine.running,

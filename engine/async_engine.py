@@ -71,6 +71,7 @@ def _joined(earlier: TokensOut, later: TokensOut) -> TokensOut:
         finish_reason=later.finish_reason,
         logprobs=earlier.logprobs + later.logprobs,
         sample=later.sample,
+        scheduled_ns=earlier.scheduled_ns,
     )
 
 

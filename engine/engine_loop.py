@@ -225,7 +225,7 @@ class EngineLoop:
         computed = self._scheduler.update(batch, output.token_ids)
         self._copy_blocks()
         self._counters.count(computed)
-        self._events += events_after_step(computed, output, time.monotonic_ns())
+        self._events += events_after_step(computed, output, now_ns, time.monotonic_ns())
         self._meter.end(work, is_waited_for=bool(output.token_ids or output.prompt_logprobs))
 
     def _tell(self) -> None:

@@ -179,6 +179,8 @@ class Reserved:
     """Submitted → reserved."""
     num_cached_tokens: int
     """KV of so many first tokens, whole blocks, is there already: only the rest is to come."""
+    at_ns: int
+    """When, by time.monotonic_ns, as in the other events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,7 @@ class PrefixHit:
     """Whole blocks."""
     queue_ns: int
     """Submitted → about to run."""
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,9 @@ class ChunkComputed:
     """Submitted → first scheduled."""
     build_ns: int
     """First scheduled → this chunk computed."""
+    begin_ns: int
+    """Of the step that computed it."""
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +234,8 @@ class TokensOut:
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token, if asked for."""
     sample: int = 0
+    scheduled_ns: int = 0
+    """When this engine first scheduled it; 0: it computed nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)

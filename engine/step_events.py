@@ -22,11 +22,11 @@ def events_before_step(batch: ScheduledBatch, now_ns: int) -> list[EngineEvent]:
     return [
         *(ReservationLost(seq.request_id) for seq in batch.lost),
         *(
-            Reserved(seq.request_id, now_ns - seq.submitted_ns, seq.num_cached_tokens)
+            Reserved(seq.request_id, now_ns - seq.submitted_ns, seq.num_cached_tokens, now_ns)
             for seq in batch.reserved
         ),
         *(
-            PrefixHit(seq.request_id, seq.num_cached_tokens, now_ns - seq.submitted_ns)
+            PrefixHit(seq.request_id, seq.num_cached_tokens, now_ns - seq.submitted_ns, now_ns)
             for seq in batch.hits
             if not seq.was_preempted
         ),
@@ -34,15 +34,15 @@ def events_before_step(batch: ScheduledBatch, now_ns: int) -> list[EngineEvent]:
 
 
 def events_after_step(
-    computed: Iterable[Computed], output: StepOutput, now_ns: int
+    computed: Iterable[Computed], output: StepOutput, begin_ns: int, now_ns: int
 ) -> list[EngineEvent]:
-    """A prompt's logprobs come before anything else of it, a prefill leg's last chunk before its
-    token."""
+    """Of a step that began at `begin_ns`. A prompt's logprobs come before anything else of it, a
+    prefill leg's last chunk before its token."""
     events: list[EngineEvent] = [*output.prompt_logprobs]
     logprobs = iter(output.logprobs)
     for done in computed:
         if done.seq.is_prefill_leg and done.num_tokens:
-            events.append(_chunk(done, now_ns))
+            events.append(_chunk(done, begin_ns, now_ns))
         if done.token_id is not None:
             events.append(token_out(done.seq, done.token_id, next(logprobs, None)))
     return events
@@ -68,10 +68,11 @@ def token_out(seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> T
         seq.finish_reason,
         (logprobs,) if logprobs is not None else (),
         seq.request.sample,
+        seq.first_scheduled_ns,
     )
 
 
-def _chunk(done: Computed, now_ns: int) -> ChunkComputed:
+def _chunk(done: Computed, begin_ns: int, now_ns: int) -> ChunkComputed:
     seq = done.seq
     num_computed = done.first_position + done.num_tokens
     return ChunkComputed(
@@ -80,4 +81,6 @@ def _chunk(done: Computed, now_ns: int) -> ChunkComputed:
         is_last=num_computed == seq.num_prompt_tokens,
         queue_ns=seq.first_scheduled_ns - seq.submitted_ns,
         build_ns=now_ns - seq.first_scheduled_ns,
+        begin_ns=begin_ns,
+        at_ns=now_ns,
     )

@@ -159,7 +159,7 @@ class Link:
                 self._slots.release(slot)
                 self._window.release()
                 continue
-            self._offer(endpoint)
+            self._offer(endpoint, outgoing)
             self._credit -= 1
             self._frames.spawn(self._send(endpoint, outgoing, outgoing.pop(), slot))
 
@@ -169,6 +169,7 @@ class Link:
         """Fills and sends one popped frame. Not cancelled: its slot is written or read by others
         until it ends."""
         try:
+            outgoing.transports = endpoint.transports
             message = await outgoing.fill(frame, slot, self._next_number())
         except FabricError as error:
             outgoing.fail(error)
@@ -213,13 +214,15 @@ class Link:
                 return outgoing
         return None
 
-    def _offer(self, endpoint: Endpoint) -> None:
-        """Called before a frame is popped: keeps it and what follows in this window on offer."""
+    def _offer(self, endpoint: Endpoint, outgoing: Outgoing) -> None:
+        """Called before a frame of `outgoing` is popped: keeps it and what follows in this window
+        on offer."""
         if self._credit < WINDOW:
             more = min(self._num_offerable(), OFFER_AHEAD) - self._credit
             if more > 0:
                 endpoint.send(Channel.CONTROL, encode_control(Offer(more)))
                 self._credit += more
+                outgoing.offers += 1
 
     def _void_excess_credit(self, endpoint: Endpoint) -> None:
         for _ in range(self._credit - self._num_offerable()):

@@ -18,6 +18,7 @@ from dataclasses import replace
 from kvfabric.checksum import Checksummer
 from kvfabric.errors import FabricError, PackFailed, TransferAborted
 from kvfabric.frame import (
+    RAW,
     FrameHeader,
     FrameKind,
     FrameRange,
@@ -27,7 +28,7 @@ from kvfabric.frame import (
 from kvfabric.frame_plan import plan_frames
 from kvfabric.shipment import Shipment
 from kvfabric.slots import Slot
-from kvfabric.ticket import FrameSource, KVShape, KVShard, ShipReport, Ticket
+from kvfabric.ticket import FrameSource, KVShape, KVShard, ShipReport, Span, Ticket
 
 
 class Outgoing(Shipment):
@@ -52,6 +53,10 @@ class Outgoing(Shipment):
         """The transfer failed on this side, and the receiver has not been told yet."""
         self.on_change: Callable[[], None] = lambda: None
         """Set by the link: something became ready, or the transfer is over."""
+        self.transports: tuple[str, ...] = ()
+        """Set by the link: what its messages travel over."""
+        self.offers = 0
+        """OFFERs that the link sent for its frames."""
         self._loop = loop
         self._shape = shape.shared_with(peer.heads)
         self._source = source
@@ -65,7 +70,7 @@ class Outgoing(Shipment):
         self._in_flight = 0  # slots that hold frames of this transfer
         self._frames = 0
         self._nbytes = 0
-        self._pack_ns = 0
+        self._pack_ns = self._pack_begin_ns = self._pack_end_ns = 0
         self._first_post_ns = 0
 
     # From any thread.
@@ -150,11 +155,13 @@ class Outgoing(Shipment):
         nbytes = self._shape.frame_nbytes(frame)
         payload = payload_view(slot.message, nbytes)
         started = time.monotonic_ns()
+        self._pack_begin_ns = self._pack_begin_ns or started
         try:
             await self._source.pack(frame, payload)
         except (Exception, asyncio.CancelledError) as error:  # theirs: ours is never cancelled
             raise PackFailed(f"the source failed on {frame}: {error!r}") from error
-        self._pack_ns += time.monotonic_ns() - started
+        self._pack_end_ns = time.monotonic_ns()
+        self._pack_ns += self._pack_end_ns - started
         return FrameHeader(
             FrameKind.KV, self.ticket.transfer_id, sequence, frame, nbytes,
             await self._checksum(payload),
@@ -219,12 +226,18 @@ class Outgoing(Shipment):
         if self.error is not None:
             self.done.set_exception(self.error)
         elif self._commit_popped:
-            self.done.set_result(
-                ShipReport(
-                    self._pack_ns,
-                    time.monotonic_ns() - self._first_post_ns,
-                    self._nbytes,
-                    self._frames,
-                )
-            )
+            self.done.set_result(self._report(Span(self._first_post_ns, time.monotonic_ns())))
         self.on_change()
+
+    def _report(self, ship: Span) -> ShipReport:
+        return ShipReport(
+            pack_ns=self._pack_ns,
+            ship_ns=ship.end_ns - ship.begin_ns,
+            nbytes=self._nbytes,
+            frames=self._frames,
+            pack=Span(self._pack_begin_ns, self._pack_end_ns),
+            ship=ship,
+            transports=self.transports,
+            codec=RAW,
+            offers=self.offers,
+        )

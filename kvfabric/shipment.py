@@ -7,10 +7,10 @@ cancels the rest, for the receiver loses a transfer with any of its parts.
 
 import concurrent.futures
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvfabric.errors import FabricError
-from kvfabric.ticket import ShipReport
+from kvfabric.ticket import ShipReport, Span
 
 
 class Shipment(ABC):
@@ -80,4 +80,16 @@ def _added_up(reports: Sequence[ShipReport]) -> ShipReport:
         ship_ns=max(report.ship_ns for report in reports),
         nbytes=sum(report.nbytes for report in reports),
         frames=sum(report.frames for report in reports),
+        pack=_around(report.pack for report in reports),
+        ship=_around(report.ship for report in reports),
+        transports=tuple(sorted({name for report in reports for name in report.transports})),
+        codec=reports[0].codec,
+        offers=sum(report.offers for report in reports),
     )
+
+
+def _around(spans: Iterable[Span]) -> Span:
+    """Of those that are something; a part may have sent COMMIT alone."""
+    there = [span for span in spans if span.begin_ns]
+    first = min((span.begin_ns for span in there), default=0)
+    return Span(first, max((span.end_ns for span in there), default=0))

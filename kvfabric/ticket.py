@@ -6,7 +6,7 @@
 
 import secrets
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvfabric.errors import FabricError
 from kvfabric.frame import TRANSFER_ID_NBYTES, FrameRange
@@ -76,6 +76,13 @@ class KVShape:
         return frame.num_layers * 2 * frame.num_tokens * frame.num_heads * self.head_nbytes
 
 
+class Span(NamedTuple):
+    """From the first begin to the last end, by time.monotonic_ns."""
+
+    begin_ns: int
+    end_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class ShipReport:
     """What sending one transfer took."""
@@ -87,6 +94,14 @@ class ShipReport:
     nbytes: int
     """Payload bytes of the KV frames."""
     frames: int
+    pack: Span
+    ship: Span
+    transports: tuple[str, ...]
+    """That the connection really runs over, such as ("posix", "tcp")."""
+    codec: int
+    """Id that the frames said."""
+    offers: int
+    """OFFERs sent for its frames."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from engine.async_engine import AsyncEngine, Mailbox
+from engine.kv_codec import Codec
 from engine.kv_copier import KVCopier
 from engine.kv_lease import KVLease
 from engine.request import (
@@ -38,6 +39,9 @@ from prefill_server.metrics import PrefillMetrics
 from protos import serving_pb2 as pb
 
 HEARTBEAT_S = 1.0
+
+MAX_CHUNKS_TOLD = 128
+"""In `Timings`: the last one stands for all from there on."""
 
 FINISH_REASONS = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -146,12 +150,22 @@ class PrefillLeg:
     def _on_chunk(self, chunk: ChunkComputed) -> None:
         if self._outgoing is not None:
             self._outgoing.extend(chunk.num_computed_tokens)
+        self._note_chunk(chunk)
         if not chunk.is_last:
             return
-        self._timings.queue_ns, self._timings.build_ns = chunk.queue_ns, chunk.build_ns
+        timings, scheduled_ns = self._timings, chunk.at_ns - chunk.build_ns
+        timings.queue_ns, timings.build_ns = chunk.queue_ns, chunk.build_ns
+        timings.queue.begin_ns, timings.queue.end_ns = scheduled_ns - chunk.queue_ns, scheduled_ns
+        timings.build.begin_ns, timings.build.end_ns = scheduled_ns, chunk.at_ns
         self._metrics.observe_built(chunk.queue_ns, chunk.build_ns)
         if not self._samples:
             self._commit(pb.Commit())
+
+    def _note_chunk(self, chunk: ChunkComputed) -> None:
+        chunks = self._timings.chunks
+        if len(chunks) < MAX_CHUNKS_TOLD:
+            chunks.add(begin_ns=chunk.begin_ns)
+        chunks[-1].num_computed_tokens, chunks[-1].end_ns = chunk.num_computed_tokens, chunk.at_ns
 
     def _on_token(self, tokens: TokensOut) -> pb.PrefillEvent:
         (token_id,) = tokens.token_ids
@@ -160,6 +174,7 @@ class PrefillLeg:
             token_id=token_id,
             finish_reason=FINISH_REASONS[tokens.finish_reason],
             num_cached_tokens=self._num_cached_tokens,
+            timings=None if self._first_tokens else self._timings,
         )
         for entry in tokens.logprobs:
             first.logprobs.CopyFrom(pb.TokenLogprobs(**entry._asdict()))
@@ -180,8 +195,13 @@ class PrefillLeg:
     def _on_shipped(self, outcome: ShipReport | FabricError) -> None:
         if isinstance(outcome, FabricError):
             raise outcome
-        self._timings.pack_ns, self._timings.ship_ns = outcome.pack_ns, outcome.ship_ns
-        self._timings.kv_nbytes, self._timings.kv_frames = outcome.nbytes, outcome.frames
+        timings = self._timings
+        timings.pack_ns, timings.ship_ns = outcome.pack_ns, outcome.ship_ns
+        timings.pack.begin_ns, timings.pack.end_ns = outcome.pack
+        timings.ship.begin_ns, timings.ship.end_ns = outcome.ship
+        timings.kv_nbytes, timings.kv_frames = outcome.nbytes, outcome.frames
+        timings.transports.extend(outcome.transports)
+        timings.codec, timings.offers = Codec(outcome.codec).name.lower(), outcome.offers
         self._metrics.observe_shipped(outcome)
         self._is_over = True
 

@@ -428,6 +428,7 @@ class Tokens(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
     sample: _builtins.int
     first_index: _builtins.int
     """output index of token_ids[0]"""
@@ -441,6 +442,10 @@ class Tokens(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
         """one for each token, if asked for"""
 
+    @_builtins.property
+    def timings(self) -> Global___Timings:
+        """with the first ones of a stream: up to joining the batch"""
+
     def __init__(
         self,
         *,
@@ -449,10 +454,11 @@ class Tokens(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_cached_tokens: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        timings: Global___Timings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "sample", b"sample", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "sample", b"sample", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -699,6 +705,7 @@ class FirstToken(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
     sample: _builtins.int
     token_id: _builtins.int
     finish_reason: Global___FinishReason.ValueType
@@ -709,6 +716,10 @@ class FirstToken(_message.Message):
     def logprobs(self) -> Global___TokenLogprobs:
         """if asked for"""
 
+    @_builtins.property
+    def timings(self) -> Global___Timings:
+        """with the first one of a leg: up to the last chunk"""
+
     def __init__(
         self,
         *,
@@ -717,10 +728,11 @@ class FirstToken(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         num_cached_tokens: _builtins.int = ...,
         logprobs: Global___TokenLogprobs | None = ...,
+        timings: Global___Timings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "sample", b"sample", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "sample", b"sample", "timings", b"timings", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -785,6 +797,17 @@ class Timings(_message.Message):
     DECODE_NS_FIELD_NUMBER: _builtins.int
     KV_NBYTES_FIELD_NUMBER: _builtins.int
     KV_FRAMES_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    BUILD_FIELD_NUMBER: _builtins.int
+    PACK_FIELD_NUMBER: _builtins.int
+    SHIP_FIELD_NUMBER: _builtins.int
+    INSTALL_FIELD_NUMBER: _builtins.int
+    ATTACH_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    TRANSPORTS_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    OFFERS_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """submitted → first scheduled, or → room reserved"""
     build_ns: _builtins.int
@@ -803,6 +826,38 @@ class Timings(_message.Message):
     """payload bytes moved"""
     kv_frames: _builtins.int
     """KV frames moved"""
+    codec: _builtins.str
+    """how payloads were encoded"""
+    offers: _builtins.int
+    """OFFERs that announced its frames"""
+    @_builtins.property
+    def queue(self) -> Global___Span:
+        """where each of them lies; absent where a leg has no such part"""
+
+    @_builtins.property
+    def build(self) -> Global___Span: ...
+    @_builtins.property
+    def pack(self) -> Global___Span:
+        """gathering runs beside computing, in pieces: what is between is not it"""
+
+    @_builtins.property
+    def ship(self) -> Global___Span: ...
+    @_builtins.property
+    def install(self) -> Global___Span:
+        """in pieces, as pack"""
+
+    @_builtins.property
+    def attach(self) -> Global___Span: ...
+    @_builtins.property
+    def decode(self) -> Global___Span: ...
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chunk]:
+        """of the build, in order; the last of very many stands for several"""
+
+    @_builtins.property
+    def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that the connection which was shipped over really uses"""
+
     def __init__(
         self,
         *,
@@ -815,14 +870,77 @@ class Timings(_message.Message):
         decode_ns: _builtins.int = ...,
         kv_nbytes: _builtins.int = ...,
         kv_frames: _builtins.int = ...,
+        queue: Global___Span | None = ...,
+        build: Global___Span | None = ...,
+        pack: Global___Span | None = ...,
+        ship: Global___Span | None = ...,
+        install: Global___Span | None = ...,
+        attach: Global___Span | None = ...,
+        decode: Global___Span | None = ...,
+        chunks: _abc.Iterable[Global___Chunk] | None = ...,
+        transports: _abc.Iterable[_builtins.str] | None = ...,
+        codec: _builtins.str = ...,
+        offers: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "build", b"build", "decode", b"decode", "install", b"install", "pack", b"pack", "queue", b"queue", "ship", b"ship"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_ns", b"attach_ns", "build_ns", b"build_ns", "decode_ns", b"decode_ns", "install_ns", b"install_ns", "kv_frames", b"kv_frames", "kv_nbytes", b"kv_nbytes", "pack_ns", b"pack_ns", "queue_ns", b"queue_ns", "ship_ns", b"ship_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attach_ns", b"attach_ns", "build", b"build", "build_ns", b"build_ns", "chunks", b"chunks", "codec", b"codec", "decode", b"decode", "decode_ns", b"decode_ns", "install", b"install", "install_ns", b"install_ns", "kv_frames", b"kv_frames", "kv_nbytes", b"kv_nbytes", "offers", b"offers", "pack", b"pack", "pack_ns", b"pack_ns", "queue", b"queue", "queue_ns", b"queue_ns", "ship", b"ship", "ship_ns", b"ship_ns", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Timings: _TypeAlias = Timings  # noqa: Y015
+
+@_typing.final
+class Span(_message.Message):
+    """From the first begin to the last end, by the worker's monotonic clock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_NS_FIELD_NUMBER: _builtins.int
+    END_NS_FIELD_NUMBER: _builtins.int
+    begin_ns: _builtins.int
+    end_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        begin_ns: _builtins.int = ...,
+        end_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_ns", b"begin_ns", "end_ns", b"end_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Span: _TypeAlias = Span  # noqa: Y015
+
+@_typing.final
+class Chunk(_message.Message):
+    """A step's part of a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    BEGIN_NS_FIELD_NUMBER: _builtins.int
+    END_NS_FIELD_NUMBER: _builtins.int
+    num_computed_tokens: _builtins.int
+    """of the prompt, at its end; cached ones included"""
+    begin_ns: _builtins.int
+    end_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        num_computed_tokens: _builtins.int = ...,
+        begin_ns: _builtins.int = ...,
+        end_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_ns", b"begin_ns", "end_ns", b"end_ns", "num_computed_tokens", b"num_computed_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 
 @_typing.final
 class StatusRequest(_message.Message):
@@ -859,6 +977,7 @@ class WorkerStatus(_message.Message):
     FABRIC_FIELD_NUMBER: _builtins.int
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     MAX_QUEUE_MS_FIELD_NUMBER: _builtins.int
+    MONOTONIC_NS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     role: Global___Role.ValueType
     """of the service asked"""
@@ -885,6 +1004,8 @@ class WorkerStatus(_message.Message):
     """what a prompt that came now would wait for others, predicted"""
     max_queue_ms: _builtins.int
     """Prefill refuses beyond it, RESOURCE_EXHAUSTED; 0 is no bound"""
+    monotonic_ns: _builtins.int
+    """the clock of `Span`, when this was said"""
     @_builtins.property
     def blocks(self) -> Global___BlockLedger:
         """where they are"""
@@ -912,10 +1033,11 @@ class WorkerStatus(_message.Message):
         fabric: Global___FabricLedger | None = ...,
         queue_ms: _builtins.int = ...,
         max_queue_ms: _builtins.int = ...,
+        monotonic_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "fabric", b"fabric"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "draining", b"draining", "fabric", b"fabric", "fingerprint", b"fingerprint", "generation", b"generation", "max_model_len", b"max_model_len", "max_queue_ms", b"max_queue_ms", "model", b"model", "name", b"name", "num_awaiting_kv", b"num_awaiting_kv", "num_blocks", b"num_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "queue_ms", b"queue_ms", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "draining", b"draining", "fabric", b"fabric", "fingerprint", b"fingerprint", "generation", b"generation", "max_model_len", b"max_model_len", "max_queue_ms", b"max_queue_ms", "model", b"model", "monotonic_ns", b"monotonic_ns", "name", b"name", "num_awaiting_kv", b"num_awaiting_kv", "num_blocks", b"num_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "queue_ms", b"queue_ms", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,8 +67,43 @@ async def test_relay(relay: Relay) -> None:
     assert timings.kv_frames == shipped.shipped.timings.kv_frames > 4
     assert timings.install_ns > 0
     assert timings.attach_ns > 0
+    assert_timeline(shipped.shipped.timings, timings)
     assert relay.decode.value("baton_handoff_stage_seconds_count", stage="attach") == 1
     assert relay.prefill.value("baton_handoff_stage_seconds_count", stage="ship") == 1
+
+
+def assert_timeline(prefill: pb.Timings, decode: pb.Timings) -> None:
+    """Both workers are this process: one clock, and stages in the order in which they must be."""
+    assert prefill.queue.begin_ns <= prefill.queue.end_ns == prefill.build.begin_ns
+    assert prefill.build.end_ns - prefill.build.begin_ns == prefill.build_ns
+    assert prefill.queue.end_ns - prefill.queue.begin_ns == prefill.queue_ns
+    assert [chunk.num_computed_tokens for chunk in prefill.chunks] == [64, 128, 192, 256]
+    ends = [prefill.build.begin_ns]
+    for chunk in prefill.chunks:
+        assert ends[-1] <= chunk.begin_ns < chunk.end_ns
+        ends.append(chunk.end_ns)
+    assert ends[-1] == prefill.build.end_ns
+    assert prefill.build.begin_ns < prefill.pack.begin_ns < prefill.ship.begin_ns
+    assert prefill.pack.begin_ns < prefill.pack.end_ns < prefill.ship.end_ns
+    assert prefill.ship.begin_ns < decode.install.end_ns
+    assert prefill.build.end_ns < decode.install.end_ns <= decode.attach.begin_ns
+    assert decode.queue.end_ns < decode.install.begin_ns < decode.install.end_ns
+    assert decode.install_ns <= decode.install.end_ns - decode.install.begin_ns
+    assert decode.attach.end_ns == decode.decode.begin_ns < decode.decode.end_ns
+    assert (list(prefill.transports), prefill.codec) == (["inproc"], "raw")
+    assert 1 <= prefill.offers <= prefill.kv_frames + 1
+
+
+async def test_a_local_prefill_tells_its_times(relay: Relay) -> None:
+    with running_leg(relay.decode.decode_leg(PROMPT, 3, local=True)) as (events, task):
+        await task
+    timings = events[-1].finished.timings
+    assert timings.queue.end_ns == timings.build.begin_ns
+    assert timings.build.end_ns - timings.build.begin_ns == timings.build_ns > 0
+    assert timings.build.end_ns == timings.decode.begin_ns
+    assert not timings.HasField("install")
+    told = [event.tokens.HasField("timings") for event in events if event.HasField("tokens")]
+    assert told == [True] + [False] * (len(told) - 1)
 
 
 async def test_first_frame_is_installed_before_the_last_chunk_is_computed(

@@ -33,7 +33,7 @@ async def test_tokens_of_each_sample_coalesce() -> None:
 
 async def test_tokens_pass_nothing_else() -> None:
     mailbox: Mailbox[EngineEvent] = Mailbox()
-    hit = PrefixHit(R, 16, 0)
+    hit = PrefixHit(R, 16, 0, 0)
     for event in (tokens(0, 0), hit, tokens(0, 1)):
         mailbox.put(event)
     assert await drain(mailbox) == [tokens(0, 0), hit, tokens(0, 1)]
