@@ -4,7 +4,7 @@ A pair must agree on what KV means (the fingerprint). Among the pairs that do, t
 wins; of equals, the workers picked least often, so that an idle cluster is used in turn.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -57,6 +57,88 @@ def pick_pair(decodes: Iterable[D], prefills: Sequence[P]) -> Pair[D, P] | None:
         if decode.is_ready
     ]
     return min(pairs, key=_pair_score, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a candidate scored when one was picked. Lower scores win: first `load`, which is that
+    of the pair where decode workers are judged, then `num_picks`, then the name."""
+
+    worker: str
+    load: int
+    num_picks: int
+    why: str
+    """`taken`, or why not: `failed_this_prompt`, `queue_full`, `not_ready`, `other_fingerprint`,
+    `no_partner`, `more_loaded`, `picked_more_often`, `later_name`."""
+
+
+Key = tuple[int, int, int, str]
+
+
+def judge_prefills(
+    prefills: Iterable[P],
+    taken: P | None,
+    fingerprint: bytes | None = None,
+    excluded: Callable[[P], str] = lambda worker: "",
+) -> list[Verdict]:
+    """The taken one first, then the others by what they scored. `excluded` says why a worker was
+    left out before any were compared; empty: it was not."""
+    judged = []
+    for worker in prefills:
+        load, num_picks, name = _score(worker)
+        why = excluded(worker) or _unfit(worker, fingerprint)
+        judged.append((worker, (load, load, num_picks, name), why))
+    return _verdicts(judged, taken)
+
+
+def judge_decodes(
+    decodes: Iterable[D],
+    prefills: Sequence[P],
+    taken: D | None,
+    excluded: Callable[[D], str] = lambda worker: "",
+) -> list[Verdict]:
+    """As `judge_prefills`, each with its best partner among `prefills`."""
+    partners: dict[bytes, P | None] = {}
+    judged = []
+    has_partner = False
+    for worker in decodes:
+        kind = worker.fingerprint
+        if kind not in partners:
+            partners[kind] = pick_prefill(prefills, kind)
+        is_alone, load, score = _pair_score(Pair(worker, partners[kind]))
+        has_partner |= worker is taken and not is_alone
+        why = excluded(worker) or _unfit(worker) or ("no_partner" if is_alone else "")
+        judged.append((worker, (load, *score), why))
+    if not has_partner:  # then nobody is worse for lacking one
+        judged = [(one, key, "" if why == "no_partner" else why) for one, key, why in judged]
+    return _verdicts(judged, taken)
+
+
+def _unfit(worker: Candidate, fingerprint: bytes | None = None) -> str:
+    if not worker.is_ready:
+        return "not_ready"
+    return "" if fingerprint in (None, worker.fingerprint) else "other_fingerprint"
+
+
+def _verdicts(judged: Sequence[tuple[D, Key, str]], taken: D | None) -> list[Verdict]:
+    """Of (worker, its key: lower wins, why it was left out)."""
+    best = next((key for worker, key, _ in judged if worker is taken), None)
+    ordered = sorted(judged, key=lambda one: (one[0] is not taken, one[2] != "", one[1]))
+    return [
+        Verdict(
+            worker.name,
+            key[0],
+            worker.num_picks,
+            "taken" if worker is taken else why or _why_worse(key, best),
+        )
+        for worker, key, why in ordered
+    ]
+
+
+def _why_worse(key: Key, best: Key | None) -> str:
+    reasons = ("more_loaded", "more_loaded", "picked_more_often", "later_name")
+    pairs = zip(reasons, key, best or key, strict=True)
+    return next((reason for reason, own, other in pairs if own != other), "later_name")
 
 
 def _score(worker: Candidate) -> tuple[int, int, str]:
