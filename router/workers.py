@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -16,6 +17,7 @@ import grpc
 
 from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
+from router.clock import WorkerClock
 from router.errors import LegFailed
 from router.tasks import cancel_and_wait
 from runtime.grpc_client import open_channel
@@ -40,6 +42,7 @@ class Worker:
         self.num_picks = 0
         self.num_refreshes = 0
         """Statuses received; says whether one came after a given moment."""
+        self.clock = WorkerClock()
         self._channel = channel
         self._num_in_flight = 0
         self._num_in_flight_at_refresh = 0
@@ -78,13 +81,16 @@ class Worker:
 
     async def refresh(self, timeout_s: float) -> None:
         """Asks for the status, once."""
-        problem = ""
+        problem, known, asked_ns = "", self.status.generation, time.monotonic_ns()
         try:
             self.status = await self.stub.Status(pb.StatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             problem = error.code().name.lower()
         else:
             self.num_refreshes += 1
+            if self.status.generation != known:
+                self.clock.forget()
+            self.clock.note(asked_ns, time.monotonic_ns(), self.status.monotonic_ns)
             self._num_in_flight_at_refresh = self._num_in_flight
             if self.status.role != self.role:
                 problem = f"its role is {pb.Role.Name(self.status.role)}"
