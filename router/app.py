@@ -5,10 +5,11 @@ this way: exchange → schemas → validation → generation → dispatch, and b
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -19,18 +20,22 @@ from router.answer import answer
 from router.config import RouterConfig
 from router.dispatch import Dispatcher
 from router.errors import ApiError, ModelNotFound
-from router.exchange import Answer, Exchange, Reply
+from router.exchange import Exchange, Reply
 from router.generation import generate
 from router.grammar_check import GrammarCheck
 from router.metrics import RouterMetrics
-from router.request import RequestId, ValidRequest
-from router.request_id import RequestIds, request_id_of
+from router.record import Records, RequestRecord
+from router.request import ValidRequest
+from router.request_id import HEADER, RequestIds, request_id_of
+from router.requests_api import add_requests
 from router.responses import ChatFormat, Format, TextFormat
 from router.schemas import ChatBody, CompletionBody
 from router.tokenizer import JSONObject, TextTokenizer
 from router.validation import Validator
 from router.workers import WorkerSet
 from runtime.tls import TLS
+
+Work = Callable[[RequestRecord, JSONObject, Reply], Coroutine[Any, Any, None]]
 
 
 class Router:
@@ -50,6 +55,7 @@ class Router:
         self._tokenizer = tokenizer
         self._metrics = RouterMetrics(registry, self.workers)
         self.dispatcher = Dispatcher(self.workers, config, self._metrics)
+        self.records = Records(config.explain_requests)
         self.grammars = GrammarCheck(tokenizer.vocabulary)
         self._validator = Validator(
             tokenizer,
@@ -59,31 +65,34 @@ class Router:
             max_model_len=self.dispatcher.max_model_len,
         )
 
-    async def chat(self, request_id: RequestId, body: JSONObject, reply: Reply) -> None:
-        arrived = time.monotonic()
+    async def chat(self, record: RequestRecord, body: JSONObject, reply: Reply) -> None:
+        request_id = record.request_id
         request = await self._validator.chat(request_id, ChatBody.parse(body))
         form = ChatFormat(request_id, self.config.served_model_name, self._tokenizer.token_bytes)
-        await self._answer(request, form, reply, arrived)
+        await self._answer(record, request, form, reply)
 
-    async def completion(self, request_id: RequestId, body: JSONObject, reply: Reply) -> None:
-        arrived = time.monotonic()
+    async def completion(self, record: RequestRecord, body: JSONObject, reply: Reply) -> None:
+        request_id = record.request_id
         request = await self._validator.completion(request_id, CompletionBody.parse(body))
         form = TextFormat(request_id, self.config.served_model_name, self._tokenizer.token_bytes)
-        await self._answer(request, form, reply, arrived)
+        await self._answer(record, request, form, reply)
 
-    def exchange(self, work: Answer) -> Exchange:
+    def exchange(self, work: Work, request: Request) -> Exchange:
+        record = self.records.open(request_id_of(request.scope), request.url.path)
         return Exchange(
-            work,
+            partial(work, record),
             self._metrics,
+            record,
             max_body_nbytes=self.config.max_body_nbytes,
             body_timeout_s=self.config.body_timeout_s,
             send_timeout_s=self.config.send_timeout_s,
         )
 
     async def _answer(
-        self, request: ValidRequest, form: Format, reply: Reply, arrived: float
+        self, record: RequestRecord, request: ValidRequest, form: Format, reply: Reply
     ) -> None:
-        pieces = generate(request, self.dispatcher, self._tokenizer, self._metrics, arrived)
+        record.validated(request, self.config.served_model_name)
+        pieces = generate(request, self.dispatcher, self._tokenizer, self._metrics, record)
         await answer(request, pieces, form, reply)
 
 
@@ -111,24 +120,26 @@ def build_app(
     _add_completions(app)
     _add_models(app, config.served_model_name)
     _add_operations(app, registry)
+    add_requests(app, lambda request: _router_of(request).records)
     return app
 
 
-def _add_completions(app: FastAPI) -> None:
-    def router_of(request: Request) -> Router:
-        router = request.app.state.router
-        assert isinstance(router, Router)
-        return router
+def _router_of(request: Request) -> Router:
+    router = request.app.state.router
+    assert isinstance(router, Router)
+    return router
 
+
+def _add_completions(app: FastAPI) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        router = router_of(request)
-        return router.exchange(partial(router.chat, request_id_of(request.scope)))
+        router = _router_of(request)
+        return router.exchange(router.chat, request)
 
     @app.post("/v1/completions")
     async def completion(request: Request) -> Response:
-        router = router_of(request)
-        return router.exchange(partial(router.completion, request_id_of(request.scope)))
+        router = _router_of(request)
+        return router.exchange(router.completion, request)
 
 
 def _add_models(app: FastAPI, name: str) -> None:
@@ -175,6 +186,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
+    """Answered outside of all middleware, so that the id is put there by hand."""
+    headers = {HEADER: request_id_of(request.scope)}
+    text = "Internal error."
     return await _on_api_error(
-        request, ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error.")
+        request, ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, text, headers=headers)
     )

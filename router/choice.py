@@ -75,12 +75,19 @@ class Choice:
         self._min_tokens = min_tokens
         self._timer = timer
         self._emit = emit
+        self.finish_reason: FinishReason | None = None
+        """Why it ended, if it has."""
         self._num_tokens = 0
         self._num_cached_tokens = 0
         self._sum_logprobs = 0.0
         self._num_certain = 0  # characters that came out of the detokenizer
         self._num_told = 0  # characters that went out
         self._held: deque[PieceToken] = deque()
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens so far."""
+        return self._num_tokens
 
     def note_cached(self, num_tokens: int) -> None:
         self._num_cached_tokens = num_tokens
@@ -100,6 +107,7 @@ class Choice:
         if self._stops.is_hit:
             finish_reason = FinishReason.STOP
         if finish_reason is not None:
+            self.finish_reason = finish_reason
             self._timer.finished()
         if text or finish_reason is not None:
             self._num_told += len(text)

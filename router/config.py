@@ -55,5 +55,11 @@ class RouterConfig:
     max_body_nbytes: int = flag(4 << 20, help="largest request body", parse=nbytes, metavar="SIZE")
     max_prompts: int = flag(64, help="prompts in one completion request")
 
+    explain_requests: int = flag(
+        256,
+        help="requests that GET /v1/requests/ID can explain, the last ones; 0: none. No prompt and "
+        "no answer is kept",
+    )
+
     log_format: Literal["text", "json"] = flag("text", help="how log lines look")
     log_level: Literal["debug", "info", "warning", "error"] = flag("info", help="what is logged")

@@ -12,6 +12,7 @@ import asyncio
 from protos import serving_pb2 as pb
 from router.errors import LegFailed
 from router.event_stream import read_events
+from router.leg_record import LegRecord
 from router.messages import FINISH_REASONS, generate_request, prompt_logprobs, token_logprobs
 from router.prefill_leg import PrefillLegs
 from router.progress import Progress
@@ -30,7 +31,8 @@ async def run_attempt(
     """Returns when the prompt is finished. Raises LegFailed (of the decode leg), Reopen,
     BadRequest."""
     request = generate_request(progress, local_prefill_reason)
-    stream = asyncio.create_task(_run_stream(decode, request, progress, legs, inactivity_s))
+    leg = progress.record.leg("decode", decode)
+    stream = asyncio.create_task(_run_stream(decode, request, progress, legs, leg, inactivity_s))
     try:
         await asyncio.wait({stream, legs.outcome}, return_when=asyncio.FIRST_COMPLETED)
         (stream if stream.done() else legs.outcome).result()
@@ -46,6 +48,19 @@ async def _run_stream(
     request: pb.GenerateRequest,
     progress: Progress,
     legs: PrefillLegs,
+    leg: LegRecord,
+    inactivity_s: float,
+) -> None:
+    with leg.running():
+        await _read_stream(decode, request, progress, legs, leg, inactivity_s)
+
+
+async def _read_stream(
+    decode: DecodeWorker,
+    request: pb.GenerateRequest,
+    progress: Progress,
+    legs: PrefillLegs,
+    leg: LegRecord,
     inactivity_s: float,
 ) -> None:
     call = decode.stub.Generate(request, timeout=progress.remaining_s + 1)
@@ -53,15 +68,20 @@ async def _run_stream(
         while not progress.is_finished:
             event = await events.next()
             if event.HasField("reserved"):
+                leg.answered()
                 await legs.start(event.reserved)
             elif event.HasField("prompt_logprobs"):
                 progress.accept_prompt(*prompt_logprobs(event.prompt_logprobs))
             elif event.HasField("tokens"):
+                if leg.timings is None and event.tokens.HasField("timings"):
+                    leg.told(event.tokens.timings, decode)
                 progress.note_cached(event.tokens.num_cached_tokens)
                 logprobs = [token_logprobs(entry) for entry in event.tokens.logprobs]
                 sample = progress.sample(event.tokens.sample)
                 sample.accept(event.tokens.first_index, event.tokens.token_ids, logprobs=logprobs)
             elif event.HasField("finished"):
+                if event.finished.HasField("timings"):
+                    leg.told(event.finished.timings, decode)
                 reason = FINISH_REASONS[event.finished.reason]
                 if reason is None:
                     raise LegFailed(decode.name, "finished_without_reason")

@@ -11,6 +11,7 @@ The deadline of the request stands over all of it. `stop` ends every prompt with
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -27,12 +28,14 @@ from router.errors import (
     ShuttingDown,
     WorkersFailed,
 )
+from router.leg_record import AttemptRecord
 from router.messages import prefill_request
 from router.metrics import RouterMetrics
-from router.policy import Pair, pick_pair
-from router.prefill_leg import PrefillLegs, pick_with_room, run_prefill
+from router.policy import Pair, Verdict, judge_decodes, pick_pair
+from router.prefill_leg import PrefillLegs, judge_legs, pick_with_room, run_prefill
 from router.progress import Progress
 from router.queue_line import QueueLine
+from router.record import PromptRecord
 from router.request import TokenLogprobs, ValidPrompt
 from router.sample import Deliver
 from router.workers import DecodeWorker, PrefillWorker, Worker, WorkerSet
@@ -71,13 +74,14 @@ class Dispatcher:
         prompt: ValidPrompt,
         deliver: Sequence[Deliver],
         note_cached: Callable[[int], None] = lambda num_tokens: None,
+        record: PromptRecord | None = None,
     ) -> Sequence[TokenLogprobs]:
         """Delivers the tokens of each sample, the last with its finish reason; returns the logprobs
         of the prompt's tokens but the first, if they are wanted. Raises ApiError. `note_cached`
-        hears how many prompt tokens a worker had cached, if any."""
+        hears how many prompt tokens a worker had cached, if any; `record` is written as it goes."""
         timeout_s = self._config.request_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
-        progress = Progress(prompt, deliver, deadline, note_cached)
+        progress = Progress(prompt, deliver, deadline, note_cached, record)
         try:
             async with asyncio.timeout(0 if self._is_stopping else timeout_s) as timeout:
                 self._deadlines.add(timeout)
@@ -85,6 +89,7 @@ class Dispatcher:
                     await self._run(progress)
                 finally:
                     self._deadlines.discard(timeout)
+                    progress.record.ended()
         except TimeoutError as error:
             raise (ShuttingDown() if self._is_stopping else RequestTimedOut(timeout_s)) from error
         return progress.prompt_logprobs
@@ -102,7 +107,8 @@ class Dispatcher:
         num_left = attempts
         while num_left > 0:
             try:
-                await self._attempt(progress)
+                with progress.record.attempting() as attempt:
+                    await self._attempt(progress, attempt)
             except QueueFull as full:
                 await self._wait_for_room(progress, full)
                 continue
@@ -115,11 +121,13 @@ class Dispatcher:
                 return
         raise WorkersFailed(attempts, last)
 
-    async def _attempt(self, progress: Progress) -> None:
+    async def _attempt(self, progress: Progress, attempt: AttemptRecord) -> None:
         if (prefill := self._pick_for_one_token(progress)) is not None:
+            attempt.picked((), None)
             await self._run_one_token(prefill, progress)
             return
         pair = await self._pick_pair(progress)
+        attempt.picked(self._judge(pair, progress), self._local_prefill_reason(pair))
         try:
             # Counted from the pick on: prompts of the same moment must not all go to one worker.
             with pair.decode.in_flight(len(progress.samples)):
@@ -127,7 +135,7 @@ class Dispatcher:
                     pair.decode,
                     progress,
                     self._prefill_legs(pair.decode, progress),
-                    local_prefill_reason=self._local_prefill_reason(pair),
+                    local_prefill_reason=attempt.local_prefill_reason or None,
                     inactivity_s=self._config.inactivity_s,
                 )
         except LegFailed as failure:
@@ -142,13 +150,14 @@ class Dispatcher:
         """In the line, holding nothing. Raises Overloaded when it took too long in all."""
         clock = asyncio.get_running_loop().time
         wait_s = self._config.queue_wait_s
-        began = clock()
+        began, began_ns = clock(), time.monotonic_ns()
         may_try = await self._line.wait(
             progress.full_queues,
             lambda: self._prefills_left(progress),
             max(0.0, wait_s - progress.waited_for_queue_s),
         )
         progress.waited_for_queue_s += clock() - began
+        progress.record.waited(began_ns)
         if not may_try:
             raise Overloaded(wait_s, full.retry_after_s)
 
@@ -161,8 +170,9 @@ class Dispatcher:
     async def _run_one_token(self, worker: PrefillWorker, progress: Progress) -> None:
         known = [None if outputs is None else () for outputs in progress.resume]
         request = prefill_request(progress, known, ticket=None)
+        leg = progress.record.leg("prefill", worker, judge_legs(progress, self._workers, worker))
         try:
-            await run_prefill(worker, request, progress, self._config.inactivity_s)
+            await run_prefill(worker, request, progress, leg, self._config.inactivity_s)
         except QueueFull as full:
             self._note_full(progress, worker, full)
             raise
@@ -186,6 +196,18 @@ class Dispatcher:
         if pair is None:
             raise NoWorkerReady(wait_s)
         return pair
+
+    def _judge(
+        self, pair: Pair[DecodeWorker, PrefillWorker], progress: Progress
+    ) -> Sequence[Verdict]:
+        if not progress.record.is_kept:
+            return ()
+
+        def excluded(worker: DecodeWorker) -> str:
+            return "failed_this_prompt" if worker.address in progress.failed_decodes else ""
+
+        prefills = self._prefills_left(progress)
+        return judge_decodes(self._workers.decodes, prefills, pair.decode, excluded)
 
     def _prefills_left(self, progress: Progress) -> Sequence[PrefillWorker]:
         if self._is_colocated:

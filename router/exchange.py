@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import ApiError, BadRequest, Disconnected
 from router.metrics import RouterMetrics
+from router.record import RequestRecord
 from router.tasks import cancel_and_wait
 from router.tokenizer import JSONObject
 from runtime.log import get_logger
@@ -36,8 +37,9 @@ class Reply:
     also finds it in the metrics.
     """
 
-    def __init__(self, send: Send, timeout_s: float) -> None:
+    def __init__(self, send: Send, timeout_s: float, record: RequestRecord) -> None:
         self.is_streaming = False
+        self._record = record
         self._send = send
         self._timeout_s = timeout_s
         self._last = b""
@@ -52,6 +54,7 @@ class Reply:
         if not self.is_streaming:
             self.is_streaming = True
             await self._start((b"content-type", b"text/event-stream; charset=utf-8"))
+            self._record.answering()
         await self._write(_event(data), more_body=True)
 
     def last_event(self, data: str) -> None:
@@ -62,6 +65,7 @@ class Reply:
         if not self.is_streaming:
             length = str(len(self._last)).encode()
             await self._start((b"content-type", b"application/json"), (b"content-length", length))
+            self._record.answering()
         await self._write(self._last, more_body=False)
 
     async def _start(self, *headers: tuple[bytes, bytes]) -> None:
@@ -96,6 +100,7 @@ class Exchange(Response):
         self,
         answer: Answer,
         metrics: RouterMetrics,
+        record: RequestRecord,
         *,
         max_body_nbytes: int,
         body_timeout_s: float,
@@ -104,16 +109,18 @@ class Exchange(Response):
         super().__init__()
         self._answer = answer
         self._metrics = metrics
+        self._record = record
         self._max_body_nbytes = max_body_nbytes
         self._body_timeout_s = body_timeout_s
         self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send, self._send_timeout_s)
+        reply = Reply(send, self._send_timeout_s, self._record)
         try:
             async with _errors_told(reply):
-                with self._metrics.track_request():
+                with self._metrics.track_request(self._record):
                     body = await self._read_json(scope, receive)
+                    self._record.read()
                     await _while_connected(receive, self._answer(body, reply))
             await reply.end()
         except Disconnected:

@@ -7,11 +7,13 @@ that fails fails the request.
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import cast
 
 from router.choice import Choice, Piece, PromptTold
 from router.dispatch import Dispatcher
 from router.metrics import RouterMetrics, TokenTimer
+from router.record import RequestRecord, SampleTold
 from router.request import TokenLogprobs, ValidRequest
 from router.tasks import cancel_and_wait
 from router.tokenizer import TextTokenizer
@@ -22,11 +24,11 @@ async def generate(
     dispatcher: Dispatcher,
     tokenizer: TextTokenizer,
     metrics: RouterMetrics,
-    arrived: float,
+    record: RequestRecord,
 ) -> AsyncGenerator[Piece | PromptTold, None]:
     """Pieces of all samples as they come; at the end what was told of each prompt. Raises ApiError.
-    Closing it cancels what still runs, and waits for that. `arrived`: when the request was read, by
-    time.monotonic."""
+    Closing it cancels what still runs, and waits for that. `record` has a prompt for each of the
+    request's."""
     # Unbounded, but never more than `max_tokens` of each sample: a slow client does not keep
     # blocks busy on the workers.
     outbox: asyncio.Queue[Piece | Exception] = asyncio.Queue()
@@ -39,15 +41,19 @@ async def generate(
                 tokenizer.detokenizer(),
                 request.stop,
                 prompt.sampling.min_tokens,
-                TokenTimer(metrics, arrived),
+                TokenTimer(metrics, record.read_ns / 1e9, told.first_token),
                 outbox.put_nowait,
             )
             for _ in range(prompt.num_samples)
         ]
-        for prompt in request.prompts
+        for prompt, told in zip(request.prompts, record.prompts, strict=True)
     ]
+    for told, samples in zip(record.prompts, choices, strict=True):
+        told.samples = partial(_told, samples)
     prompt_logprobs: list[Sequence[TokenLogprobs]] = [() for _ in choices]
-    prompts = asyncio.create_task(_run_all(request, choices, dispatcher, outbox, prompt_logprobs))
+    prompts = asyncio.create_task(
+        _run_all(request, choices, dispatcher, outbox, prompt_logprobs, record)
+    )
     try:
         num_open = sum(map(len, choices))
         while num_open:
@@ -64,6 +70,8 @@ async def generate(
                 yield PromptTold(index, tuple(logprobs))
     finally:
         await cancel_and_wait(prompts)
+        for told in record.prompts:
+            told.samples = partial(_same, told.samples())
 
 
 async def _run_all(
@@ -72,18 +80,31 @@ async def _run_all(
     dispatcher: Dispatcher,
     outbox: asyncio.Queue[Piece | Exception],
     prompt_logprobs: list[Sequence[TokenLogprobs]],
+    record: RequestRecord,
 ) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             runs = [
                 group.create_task(
-                    dispatcher.run(prompt, [one.deliver for one in samples], samples[0].note_cached)
+                    dispatcher.run(
+                        prompt, [one.deliver for one in samples], samples[0].note_cached, told
+                    )
                 )
-                for prompt, samples in zip(request.prompts, choices, strict=True)
+                for prompt, samples, told in zip(
+                    request.prompts, choices, record.prompts, strict=True
+                )
             ]
         prompt_logprobs[:] = [run.result() for run in runs]
     except* Exception as failures:  # noqa: BLE001 (raised again where the pieces are awaited)
         outbox.put_nowait(_first(failures))
+
+
+def _told(choices: Sequence[Choice]) -> tuple[SampleTold, ...]:
+    return tuple(SampleTold(choice.num_tokens, choice.finish_reason) for choice in choices)
+
+
+def _same(told: Sequence[SampleTold]) -> Sequence[SampleTold]:
+    return told
 
 
 def _first(failure: Exception) -> Exception:

@@ -5,7 +5,7 @@ Base units; one registry per app. `track_request` counts a whole POST, a `TokenT
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -13,6 +13,8 @@ from http import HTTPStatus
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.errors import ApiError, Disconnected
+from router.record import RequestRecord
+from router.stage_metrics import StageMetrics
 from router.workers import Worker, WorkerSet
 from runtime.log import get_logger
 from runtime.metrics import ITL_SECONDS, REQUEST_SECONDS, TTFT_SECONDS
@@ -74,6 +76,7 @@ class RouterMetrics:
         self.output_tokens = counter(
             "baton_request_output_tokens_total", "Output tokens delivered."
         )
+        self._stages = StageMetrics(registry)
         ready = Gauge(
             "baton_workers_ready", "Workers that take requests.", ["role"], registry=registry
         )
@@ -84,30 +87,39 @@ class RouterMetrics:
         self.retries.labels(leg, reason).inc()
 
     @contextmanager
-    def track_request(self) -> Iterator[None]:
+    def track_request(self, record: RequestRecord) -> Iterator[None]:
         """Counts one request and logs its end; the exception that ends it tells the outcome."""
         started = time.monotonic()
-        outcome = "completed"
+        outcome, failure = "completed", None
         self.in_flight.inc()
         try:
             yield
         except BaseException as error:
-            outcome = _outcome(error)
+            outcome, failure = _outcome(error), error
             raise
         finally:
             self.in_flight.dec()
             self.requests.labels(outcome).inc()
             seconds = time.monotonic() - started
             self.request_duration.observe(seconds)
-            log.info("request ended", outcome=outcome, seconds=round(seconds, 3))
+            record.ended(outcome, failure)
+            told = self._stages.observe(record)
+            log.info("request ended", outcome=outcome, seconds=round(seconds, 3), **told)
 
 
 class TokenTimer:
     """Times of one sample's output tokens, as they reach the router."""
 
-    def __init__(self, metrics: RouterMetrics, arrived: float) -> None:
-        """`arrived`: when its request was read, by time.monotonic."""
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        arrived: float,
+        on_first: Callable[[int], None] = lambda now_ns: None,
+    ) -> None:
+        """`arrived`: when its request was read, by time.monotonic. `on_first` hears when the first
+        token came, in nanoseconds of the same clock."""
         self._metrics = metrics
+        self._on_first = on_first
         self._arrived = self._first = self._last = arrived
         self._num_tokens = 0
 
@@ -115,6 +127,7 @@ class TokenTimer:
         now = time.monotonic()
         if self._num_tokens == 0:
             self._first = now
+            self._on_first(round(now * 1e9))
             self._metrics.time_to_first_token.observe(now - self._arrived)
         else:
             self._metrics.inter_token_latency.observe(now - self._last)

@@ -19,6 +19,7 @@ import grpc
 from protos import serving_pb2 as pb
 from router.errors import LegFailed, QueueFull, Reopen, RouterError, from_status
 from router.event_stream import read_events
+from router.leg_record import LegRecord
 from router.messages import (
     FINISH_REASONS,
     prefill_request,
@@ -26,7 +27,7 @@ from router.messages import (
     renew_request,
     token_logprobs,
 )
-from router.policy import pick_prefill
+from router.policy import Verdict, judge_prefills, pick_prefill
 from router.progress import Progress
 from router.tasks import cancel_and_wait
 from router.workers import DecodeWorker, PrefillWorker, WorkerSet
@@ -36,17 +37,23 @@ MAX_LOST = 2
 
 
 async def run_prefill(
-    worker: PrefillWorker, request: pb.PrefillRequest, progress: Progress, inactivity_s: float
+    worker: PrefillWorker,
+    request: pb.PrefillRequest,
+    progress: Progress,
+    leg: LegRecord,
+    inactivity_s: float,
 ) -> None:
     """One call, to `Shipped` or to a token 0 that ends the request. Raises LegFailed, QueueFull,
     BadRequest, Reopen."""
-    with worker.in_flight():
+    with worker.in_flight(), leg.running():
         call = worker.stub.Prefill(request, timeout=progress.remaining_s + 1)
         async with read_events(worker.name, call, inactivity_s) as events:
             while not progress.is_finished:
                 event = await events.next()
                 if event.HasField("first_token"):
                     first = event.first_token
+                    if first.HasField("timings"):
+                        leg.told(first.timings, worker)
                     reason = FINISH_REASONS[first.finish_reason]
                     if not progress.has_tokens:  # a later leg may hit what an earlier one computed
                         progress.note_cached(first.num_cached_tokens)
@@ -57,6 +64,7 @@ async def run_prefill(
                 elif event.HasField("prompt_logprobs"):
                     progress.accept_prompt(*prompt_logprobs(event.prompt_logprobs))
                 elif event.HasField("shipped"):
+                    leg.told(event.shipped.timings, worker)
                     return
 
 
@@ -71,6 +79,24 @@ def pick_with_room(
         if refused is not None:
             raise QueueFull(refused.name, full.retry_after_s)
     return worker
+
+
+def judge_legs(
+    progress: Progress,
+    workers: WorkerSet,
+    taken: PrefillWorker,
+    fingerprint: bytes | None = None,
+) -> Sequence[Verdict]:
+    """What the candidates scored, if anybody will read it."""
+    if not progress.record.is_kept:
+        return ()
+
+    def excluded(worker: PrefillWorker) -> str:
+        if worker.address in progress.failed_prefills:
+            return "failed_this_prompt"
+        return "" if progress.full_queues.has_room(worker) else "queue_full"
+
+    return judge_prefills(workers.prefills, taken, fingerprint, excluded)
 
 
 class PrefillLegs:
@@ -141,8 +167,15 @@ class PrefillLegs:
         """False: the worker had no room, and another may have. Raises QueueFull if none has."""
         worker = self._worker = self._pick()
         request = prefill_request(self._progress, self._opened_with, ticket)
+        leg = self._progress.record.leg(
+            "prefill",
+            worker,
+            judge_legs(self._progress, self._workers, worker, self._decode.fingerprint),
+            first_token=ticket.first_token,
+            replaces_lost=ticket.replaces_lost,
+        )
         try:
-            await run_prefill(worker, request, self._progress, self._inactivity_s)
+            await run_prefill(worker, request, self._progress, leg, self._inactivity_s)
         except QueueFull as full:
             self._worker = None
             self._on_full(worker, full)

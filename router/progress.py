@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from router.errors import Reopen
 from router.queue_line import FullQueues
+from router.record import PromptRecord, unkept
 from router.request import TokenLogprobs, ValidPrompt
 from router.sample import Deliver, SampleProgress
 
@@ -19,8 +20,11 @@ class Progress:
         deliver: Sequence[Deliver],
         deadline: float,
         note_cached: Callable[[int], None] = lambda num_tokens: None,
+        record: PromptRecord | None = None,
     ) -> None:
         self.prompt = prompt
+        self.record = record or unkept(prompt)
+        """What whoever explains the request will know of it."""
         self.samples = [SampleProgress(prompt.sampling, one) for one in deliver]
         self.prompt_logprobs: list[TokenLogprobs] = []
         """Of the prompt's tokens but the first, as far as they have been told."""
@@ -45,7 +49,7 @@ class Progress:
         """So many prompt tokens were found in a worker's prefix cache; the largest number counts.
         To be told before the tokens that it came with."""
         if num_tokens > self._num_cached_tokens:
-            self._num_cached_tokens = num_tokens
+            self._num_cached_tokens = self.record.num_cached_tokens = num_tokens
             self._note_cached(num_tokens)
 
     def sample(self, index: int) -> SampleProgress:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from kvfabric.errors import FabricError, PackFailed, TransferAborted
+from kvfabric.frame import RAW
 from kvfabric.node import Node
 from kvfabric.outgoing import Outgoing
 from kvfabric.shipment import Shipment, Shipments
-from kvfabric.ticket import KVShape, KVShard, ShipReport, Ticket, new_transfer_id
+from kvfabric.ticket import KVShape, KVShard, ShipReport, Span, Ticket, new_transfer_id
 from tests.kvfabric.rig import (
     FINGERPRINT,
     KV,
@@ -176,8 +177,33 @@ def test_shipments_are_one_handle_and_one_report() -> None:
         assert not together.done.done()
         assert part.told == [7, b"x"]
         i = next(numbers)
-        part.done.set_result(ShipReport(pack_ns=i, ship_ns=10 * i, nbytes=100 * i, frames=i))
-    assert together.done.result(0) == ShipReport(pack_ns=6, ship_ns=30, nbytes=600, frames=6)
+        part.done.set_result(report(i))
+    assert together.done.result(0) == ShipReport(
+        pack_ns=6,
+        ship_ns=30,
+        nbytes=600,
+        frames=6,
+        pack=Span(5, 31),
+        ship=Span(30, 59),
+        transports=("posix", "tcp"),
+        codec=RAW,
+        offers=6,
+    )
+
+
+def report(i: int) -> ShipReport:
+    """The i-th; the third has sent nothing but COMMIT, so it has packed nothing."""
+    return ShipReport(
+        pack_ns=i,
+        ship_ns=10 * i,
+        nbytes=100 * i,
+        frames=i,
+        pack=Span(5 * i, 5 * i + 21) if i < 3 else Span(0, 0),
+        ship=Span(60 - 10 * i, 60 - i),
+        transports=("posix", "tcp") if i == 1 else ("tcp",),
+        codec=RAW,
+        offers=i,
+    )
 
 
 def test_the_first_failure_counts_and_all_are_waited_for() -> None:
@@ -187,6 +213,6 @@ def test_the_first_failure_counts_and_all_are_waited_for() -> None:
     assert all(part.told == ["cancel"] for part in parts)
     parts[0].done.set_exception(TransferAborted("cancelled here"))
     assert not together.done.done()
-    parts[2].done.set_result(ShipReport(1, 1, 1, 1))
+    parts[2].done.set_result(report(1))
     done: Future[ShipReport] = together.done
     assert isinstance(done.exception(0), PackFailed)

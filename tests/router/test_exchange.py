@@ -10,6 +10,8 @@ from starlette.types import Message, Scope
 from router.errors import ApiError
 from router.exchange import Answer, Exchange, Reply
 from router.metrics import RouterMetrics
+from router.record import RequestRecord
+from router.request import RequestId
 from router.tokenizer import JSONObject
 from router.workers import WorkerSet
 
@@ -43,10 +45,16 @@ class Counted:
         self._registry = CollectorRegistry()
         workers = WorkerSet((), (), interval_s=1.0, timeout_s=1.0)
         self._metrics = RouterMetrics(self._registry, workers)
+        self.record = RequestRecord(RequestId("r"), "/v1/completions", is_kept=True)
 
     def exchange(self, answer: Answer) -> Exchange:
         return Exchange(
-            answer, self._metrics, max_body_nbytes=10, body_timeout_s=1.0, send_timeout_s=0.05
+            answer,
+            self._metrics,
+            self.record,
+            max_body_nbytes=10,
+            body_timeout_s=1.0,
+            send_timeout_s=0.05,
         )
 
     def outcome(self, name: str) -> float | None:
