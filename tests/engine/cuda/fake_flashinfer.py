@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cuda.flashinfer_library import INT_WORKSPACE_NBYTES, KVPages
+from engine.cuda.flashinfer_library import KVPages
 
 
 class _Plan(NamedTuple):
@@ -68,7 +68,6 @@ class _Wrapper:
     def __init__(self, library: FakeFlashInfer, workspace: Tensor, kv_layout: str) -> None:
         assert kv_layout == "NHD"
         assert workspace.dtype is torch.uint8
-        assert workspace.numel() >= 128 << 20
         self._library = library
         library.num_wrappers += 1
         self._device = workspace.device
@@ -199,7 +198,7 @@ class FakeDecode(_Wrapper):
     def reset_workspace_buffer(
         self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor
     ) -> None:
-        assert int_workspace_buffer.numel() >= INT_WORKSPACE_NBYTES
+        assert int_workspace_buffer.dtype is torch.uint8
         self._int_workspace = int_workspace_buffer[:8]
 
 

@@ -12,7 +12,12 @@ from engine.attention import AttentionFactory, GatherAttention
 from engine.batch import BatchInput, BatchRow
 from engine.config import ModelConfig
 from engine.cuda.flashinfer_attention import FlashInfer
-from engine.cuda.flashinfer_library import use_tensor_cores, window_left
+from engine.cuda.flashinfer_library import (
+    INT_WORKSPACE_NBYTES,
+    WORKSPACE_NBYTES,
+    use_tensor_cores,
+    window_left,
+)
 from engine.kv_cache import KVCache
 from engine.model import Model
 from engine.weights import ModelWeights, read_weights
@@ -134,7 +139,9 @@ def test_rows_may_share_blocks(config: ModelConfig, flashinfer: FlashInfer) -> N
     check(flashinfer, BatchInput.build(parts, 4, CPU), make_kv(config, 4), None)
 
 
-def test_windows_and_groups() -> None:
+def test_windows_groups_and_sizes() -> None:
+    assert WORKSPACE_NBYTES >= 128 << 20, "what FlashInfer asks for"
+    assert INT_WORKSPACE_NBYTES == 8 << 20, "its own size"
     assert [window_left(window) for window in (None, 1, 24)] == [-1, 0, 23]
     assert [use_tensor_cores(heads, 2) for heads in (2, 4, 6, 8, 10)] == [
         *(False, False, False, True, True)
