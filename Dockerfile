@@ -8,6 +8,9 @@
 # index of its own:
 #
 #   docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu -t baton .
+#
+# For cards EXTRA=cuda adds FlashInfer. This image has no nvcc to compile its kernels: JIT_CACHE
+# names the index of FlashInfer's own package of compiled ones. Without it attention is torch's.
 FROM python:3.11-slim-bookworm
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
@@ -18,9 +21,15 @@ COPY constraints.txt pyproject.toml ./
 ARG TORCH_INDEX=""
 RUN grep '^torch==' constraints.txt > torch.txt \
     && pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} --requirement torch.txt
-RUN python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-        print(*project["dependencies"], sep="\n")' > requirements.txt \
+ARG EXTRA=""
+RUN python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+        extra = project["optional-dependencies"].get(sys.argv[1], []); \
+        print(*project["dependencies"], *extra, sep="\n")' "$EXTRA" > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
+ARG JIT_CACHE=""
+RUN sed -n 's/^flashinfer-python==/flashinfer-jit-cache==/p' constraints.txt > kernels.txt \
+    && if [ -n "$JIT_CACHE" ]; then \
+        pip install --no-deps --index-url "$JIT_CACHE" --requirement kernels.txt; fi
 COPY . .
 RUN pip install --no-deps . && useradd --uid 1000 --create-home baton \
     && mkdir /cache && chown baton:baton /cache
@@ -28,7 +37,7 @@ RUN pip install --no-deps . && useradd --uid 1000 --create-home baton \
 # Where a role listens, unless its flags say otherwise; the health check asks there.
 ENV BATON_HOST=0.0.0.0 BATON_PORT=8000 BATON_GRPC_PORT=50051 BATON_METRICS_PORT=9100
 # Models are kept here: mount one volume for all containers.
-ENV BATON_CACHE=/cache HF_HOME=/cache/huggingface
+ENV BATON_CACHE=/cache HF_HOME=/cache/huggingface FLASHINFER_WORKSPACE_BASE=/cache
 VOLUME /cache
 EXPOSE 8000 50051 9100
 

@@ -54,8 +54,13 @@ def measure(model_path: Path) -> Ceiling:
         read_gb_s=nbytes / _best_s(source.sum) / 1e9,
         copy_gb_s=nbytes / _best_s(lambda: target.copy_(source)) / 1e9,
         matmul_gflop_s=2 * 512 * 1024 * 4096 / _best_s(lambda: a @ b) / 1e9,
-        weights_nbytes=sum(file.stat().st_size for file in model_path.glob("*.safetensors")),
+        weights_nbytes=weights_nbytes(model_path),
     )
+
+
+def weights_nbytes(model_path: Path) -> int:
+    """Of a prepared model, as it is stored."""
+    return sum(file.stat().st_size for file in model_path.glob("*.safetensors"))
 
 
 def _best_s(work: Callable[[], object], repeats: int = 7) -> float:

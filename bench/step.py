@@ -1,8 +1,10 @@
 """`python -m bench.step --model-path FOLDER`: milliseconds of one step of the model, by Numba's
 kernels and by torch's, in turns within one process. Prints the ceiling, a table and a JSON line.
+With `--device cuda`, decode steps on a card; see bench/decode_on_card.py.
 """
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench import decode_on_card
 from bench.ceiling import measure
 from engine.batch import BatchInput, BatchRow
 from engine.config import ModelConfig
@@ -41,12 +44,27 @@ def best_ms(decoder: Decoder, batch: BatchInput, kv: KVCache, repeats: int) -> f
     return min(times) * 1e3
 
 
+def on_card(parser: argparse.ArgumentParser, model_path: Path, context: int) -> None:
+    if not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device")
+    figures = []
+    for figure in decode_on_card.measure(model_path, torch.device("cuda"), context):
+        print(figure.line())
+        figures.append(dataclasses.asdict(figure))
+    print(json.dumps({"bench": "step", "device": torch.cuda.get_device_name(), "steps": figures}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model-path", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--context", type=int, default=1024, help="tokens so far, with cuda")
     args = parser.parse_args()
+    if args.device == "cuda":
+        on_card(parser, args.model_path, args.context)
+        return
     torch.set_num_threads(args.threads)
     print("\n".join(measure(args.model_path).lines(2048)))
     model = ModelConfig.from_folder(args.model_path)
