@@ -56,15 +56,19 @@ class KVCache:
         device: torch.device,
         has_scratch: bool = False,
     ) -> None:
-        """`has_scratch`: one block more, `scratch_block`, which no pool knows; rows that are there
-        to fill a step up write to it."""
+        """`has_scratch`: there is a `scratch_block`."""
         self.num_blocks = num_blocks
-        self.scratch_block = num_blocks
         self.block_size = block_size
         size = num_blocks + has_scratch
         shape = (config.num_layers, 2, size, block_size, config.num_kv_heads, config.head_dim)
         self.data = _zeros(shape, dtype, device)  # no slot holds a NaN
         self.device = self.data.device
+
+    @property
+    def scratch_block(self) -> int:
+        """One more, which no block pool knows; rows that only fill a step up write to it."""
+        assert self.data.shape[2] > self.num_blocks, "made without one"
+        return self.num_blocks
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, each [num_blocks, block_size, kv_heads, head_dim]."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from engine.config import ModelConfig, ModelError
+from engine.cuda.padded_attention import MAX_GATHERED_NBYTES
 from engine.engine_config import DEFAULT_KV_MEMORY, EngineConfig
 from engine.kv_cache import KVCache
 
@@ -52,11 +53,15 @@ def default_nbytes(
 
 def step_nbytes(config: EngineConfig, model: ModelConfig) -> int:
     """Of the largest step, and of the largest captured one; see EngineConfig. The sampler has up to
-    six times the logits, when it sorts them."""
+    six times the logits, when it sorts them; what torch's attention gathers is bounded as in
+    captured steps."""
+    max_len = config.resolve_max_model_len(model)
+    layer_nbytes = model.kv_token_nbytes(config.resolve_dtype(model)) // model.num_layers
+    gathered = min(MAX_GATHERED_NBYTES, config.max_num_seqs * max_len * layer_nbytes)
     itemsize = config.resolve_dtype(model).itemsize
     token = (8 * model.hidden_size + 3 * model.intermediate_size) * itemsize
     logits = 4 * config.max_num_seqs * model.vocab_size
-    return (config.token_budget + config.max_num_seqs) * token + 6 * logits
+    return (config.token_budget + config.max_num_seqs) * token + 6 * logits + gathered
 
 
 def free_nbytes(device: torch.device, root: Path = Path("/")) -> int:

@@ -3,6 +3,7 @@ out when a worker starts and not in its first request; and graphs."""
 
 import dataclasses
 import logging
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -38,8 +39,9 @@ def open_flashinfer(
     flashinfer-jit-cache has them. Raises ModelError."""
     logger.info("trying FlashInfer, which may compile kernels: minutes, the first time")
     try:
-        flashinfer = FlashInfer(load(), device)
-        try_out(flashinfer, model, dtype, block_size)
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            flashinfer = FlashInfer(load(), device)
+            try_out(flashinfer, model, dtype, block_size)
     except _ERRORS as error:
         text = str(error).strip() or type(error).__name__
         raise ModelError(f"FlashInfer fails: {text.splitlines()[0]}") from error
