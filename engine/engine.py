@@ -23,12 +23,13 @@ from engine.fingerprint import fingerprint
 from engine.grammars import Grammars
 from engine.kv_copier import KVCopier
 from engine.kv_room import open_pool
-from engine.kv_swapper import KVSwapper
+from engine.kv_swapper import KVSwapper, Swapper
 from engine.model_runner import ModelRunner
 from engine.prefix_cache import PrefixCache
 from engine.request import EngineEvent, FirstToken, RequestId, TokenLogprobs
 from engine.scheduler import Scheduler
 from engine.tp.ranks import ALONE, ConnectedRanks, NoRanks
+from engine.tp.swapping import MirroredSwaps
 from runtime.grammar import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,6 @@ class Engine(EngineLoop):
         """Of each rank."""
         _log_start(config, dtype, device, self.kv_pool_nbytes, num_blocks)
         self.copier = KVCopier(kv_cache)
-        swap_nbytes = 0 if ranks.are_there else config.swap_memory
         pool = BlockPool(num_blocks, config.block_size)
         scheduler = Scheduler(
             pool,
@@ -76,7 +76,7 @@ class Engine(EngineLoop):
             tpot_slo_s=_seconds(config.tpot_slo_ms),
             prefill_policy=config.prefill_policy,
             max_queue_s=_seconds(config.max_queue_ms),
-            swap_nbytes=swap_nbytes,
+            swap_nbytes=config.swap_memory,
             token_nbytes=self.model_config.kv_token_nbytes(dtype),
         )
         grammars = Grammars(vocabulary, config.nice)
@@ -88,9 +88,16 @@ class Engine(EngineLoop):
             self.model_config.eos_token_ids,
             nice=config.nice,
             grammars=grammars,
-            swapper=KVSwapper(self.copier, *self.kv_shape[:2]) if swap_nbytes else None,
+            swapper=self._swapper() if config.swap_memory else None,
         )
         ranks.watch(self._commands.fail)
+
+    def _swapper(self) -> Swapper:
+        own = self.config.shard.part_of(self.model_config)
+        swapper = KVSwapper(self.copier, own.num_layers, own.num_kv_heads)
+        if isinstance(self._ranks, NoRanks):
+            return swapper
+        return MirroredSwaps(swapper, self._ranks, self.config.block_size)
 
     def attach(
         self,
@@ -134,5 +141,3 @@ def _log_start(
         sum(kv_pool_nbytes) / 2**30,
         num_blocks * config.block_size,
     )
-    if config.swap_memory and len(kv_pool_nbytes) > 1:
-        logger.info("no swapping with several ranks: who gives way is computed again")

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from engine.errors import EngineStopped
 from engine.kv_cache import KVCache, KVRange
-from engine.kv_lease import KVLease
+from engine.kv_lease import CopyLease, KVLease
 
 _Copy = Callable[[Sequence[int], KVRange, Tensor], None]
 
@@ -45,7 +45,7 @@ class KVCopier:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-copier")
 
     def gather(
-        self, lease: KVLease, part: KVRange, out: memoryview, *, is_entered: bool = False
+        self, lease: CopyLease, part: KVRange, out: memoryview, *, is_entered: bool = False
     ) -> Future[int]:
         """The range's payload into `out`, which has its size exactly; see KVCache for layouts.
         `out` is the caller's again when the future is done, or was cancelled in time."""
@@ -53,7 +53,7 @@ class KVCopier:
 
     def scatter(
         self,
-        lease: KVLease,
+        lease: CopyLease,
         part: KVRange,
         payload: memoryview,
         skip: int = 0,
@@ -75,6 +75,10 @@ class KVCopier:
         payload = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._on_cuda)
         memory: memoryview = payload.numpy().data  # host memory
         return memory
+
+    def payload_nbytes(self, part: KVRange) -> int:
+        """Of the range's payload."""
+        return self._kv.payload_nbytes(part)
 
     def record_compute(self) -> None:
         """Engine thread, after each forward pass: gathers asked for from now on wait for it."""
@@ -99,7 +103,7 @@ class KVCopier:
 
     def _gather(
         self,
-        lease: KVLease,
+        lease: CopyLease,
         part: KVRange,
         out: memoryview,
         is_entered: bool,
@@ -109,7 +113,7 @@ class KVCopier:
 
     def _scatter(
         self,
-        lease: KVLease,
+        lease: CopyLease,
         part: KVRange,
         payload: memoryview,
         is_entered: bool,
@@ -122,7 +126,7 @@ class KVCopier:
     def _timed(
         self,
         copy: _Copy,
-        lease: KVLease,
+        lease: CopyLease,
         part: KVRange,
         staging: memoryview,
         is_entered: bool,

@@ -11,11 +11,23 @@ the pool.
    calls `on_drained` once, on the thread that exits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock
+from typing import Protocol
 
 from engine.errors import LeaseClosed
 from engine.request import BlockId, RequestId
+
+
+class CopyLease(Protocol):
+    """What a copier needs of a lease."""
+
+    @property
+    def block_table(self) -> Sequence[BlockId]: ...
+
+    def enter(self) -> None: ...
+
+    def exit(self) -> None: ...
 
 
 class KVLease:

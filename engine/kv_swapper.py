@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from engine.kv_copier import KVCopier
+from engine.kv_lease import CopyLease
 from engine.model_runner import Runner
 from engine.scheduled_batch import ScheduledBatch, SwapIn
 from engine.scheduler import Scheduler
@@ -22,15 +23,18 @@ class Swapper(Protocol):
     end of the copy, however it ends."""
 
     def swap_out(self, swap: Swap) -> Future[int]:
-        """Fills `swap.payload`."""
+        """Keeps a payload for the swap, from now on until `drop`."""
 
     def swap_in(self, swap_in: SwapIn) -> Future[int]:
-        """Out of `swap_in.swap.payload`."""
+        """Out of the swap's payload."""
+
+    def drop(self, swap: Swap) -> None:
+        """No copy uses the payload, and none will."""
 
 
 @dataclass(frozen=True, slots=True)
-class _AllLayers:
-    """A `KVRange`: the first tokens of a sequence, all layers and heads."""
+class AllLayers:
+    """A `KVRange`: the first tokens of a sequence, all layers and heads of a pool."""
 
     num_tokens: int
     num_layers: int
@@ -44,23 +48,37 @@ class KVSwapper:
     """A `Swapper` of one pool. Host memory is taken as it is needed (pinned for CUDA)."""
 
     def __init__(self, copier: KVCopier, num_layers: int, num_kv_heads: int) -> None:
+        """`num_kv_heads`: those of the pool."""
         self._copier = copier
         self._num_layers = num_layers
         self._num_kv_heads = num_kv_heads
+        self._payloads: dict[Swap, memoryview] = {}
 
     def swap_out(self, swap: Swap) -> Future[int]:
-        swap.payload = self._copier.allocate_payload(swap.nbytes)
-        return self._copier.gather(swap.lease, self._part(swap), swap.payload, is_entered=True)
+        return self.copy_out(swap, swap.lease)
 
     def swap_in(self, swap_in: SwapIn) -> Future[int]:
+        return self.copy_in(swap_in, swap_in.lease)
+
+    def copy_out(self, swap: Swap, lease: CopyLease) -> Future[int]:
+        """As `swap_out`, but that another lease on the same blocks is left."""
+        part = self._part(swap)
+        payload = self._copier.allocate_payload(self._copier.payload_nbytes(part))
+        self._payloads[swap] = payload
+        return self._copier.gather(lease, part, payload, is_entered=True)
+
+    def copy_in(self, swap_in: SwapIn, lease: CopyLease) -> Future[int]:
+        """As `swap_in`, but that another lease on the same blocks is left."""
         swap = swap_in.swap
-        assert swap.payload is not None, swap.request_id
         return self._copier.scatter(
-            swap_in.lease, self._part(swap), swap.payload, swap_in.first_token, is_entered=True
+            lease, self._part(swap), self._payloads[swap], swap_in.first_token, is_entered=True
         )
 
-    def _part(self, swap: Swap) -> _AllLayers:
-        return _AllLayers(swap.num_tokens, self._num_layers, self._num_kv_heads)
+    def drop(self, swap: Swap) -> None:
+        del self._payloads[swap]
+
+    def _part(self, swap: Swap) -> AllLayers:
+        return AllLayers(swap.num_tokens, self._num_layers, self._num_kv_heads)
 
 
 class SwapCopies:
@@ -82,6 +100,8 @@ class SwapCopies:
         """What the scheduler has decided; it hears of each end."""
         if self._swapper is None:
             return
+        for swap in self._scheduler.preemption.space.take_over():
+            self._swapper.drop(swap)
         for swap in batch.swap_outs:
             done = self._swapper.swap_out(swap)
             done.add_done_callback(partial(self._on_copied_out, swap))

@@ -8,7 +8,8 @@ Pure: no tensors, no clock; it is told what copies took. Engine thread only. Lif
 2. The caller has its blocks copied out under a lease that was entered by then, so that they stay in
    flight until the copy ends; then `copied_out`. It may have failed: then the swap is `is_lost`.
 3. When the sequence comes back, what the prefix cache lacks is copied in; then `copied_in`.
-4. `drop` where it is wanted no more. Memory is given back when no copy uses it: `_settle`.
+4. `drop` where it is wanted no more. Memory is given back when no copy uses it: `_settle`; whoever
+   copies hears of it by `take_over`.
 """
 
 from engine.kv_lease import KVLease
@@ -21,8 +22,7 @@ _NEWEST = 0.3  # what the newest copy counts in a rate
 class Swap:
     """KV of the first `num_tokens` of a sequence, on its way to host memory, there or back."""
 
-    __slots__ = ("is_copying", "is_lost", "is_over", "lease", "nbytes", "num_tokens", "payload",
-                 "request_id")  # fmt: skip
+    __slots__ = ("is_copying", "is_lost", "is_over", "lease", "nbytes", "num_tokens", "request_id")
 
     def __init__(self, request_id: RequestId, lease: KVLease, num_tokens: int, nbytes: int) -> None:
         self.request_id = request_id
@@ -30,13 +30,11 @@ class Swap:
         """On the blocks that it is copied out of; entered."""
         self.num_tokens = num_tokens
         self.nbytes = nbytes
-        self.payload: memoryview | None = None
-        """Whoever copies puts it here."""
         self.is_copying = True
         self.is_over = False
         """Wanted no more."""
         self.is_lost = False
-        """The payload is not what it should be: compute again."""
+        """What was copied is not what it should be: compute again."""
 
 
 class SwapSpace:
@@ -56,6 +54,7 @@ class SwapSpace:
         self._token_nbytes = token_nbytes
         self._out_rate = _CopyRate()
         self._in_rate = _CopyRate()
+        self._over: list[Swap] = []
 
     def begin(self, request_id: RequestId, lease: KVLease, num_tokens: int) -> Swap | None:
         """None: not worth it, or no room. Else the lease is entered."""
@@ -104,7 +103,13 @@ class SwapSpace:
         swap.is_copying = False
         if swap.is_over and swap.nbytes:
             self.used_nbytes -= swap.nbytes
-            swap.nbytes, swap.payload = 0, None
+            swap.nbytes = 0
+            self._over.append(swap)
+
+    def take_over(self) -> list[Swap]:
+        """Those whose memory was given back since."""
+        over, self._over = self._over, []
+        return over
 
 
 class _CopyRate:

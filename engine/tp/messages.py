@@ -1,6 +1,7 @@
 """What the payloads of a step channel hold (engine/tp/channel.py), to bytes and back. Pure."""
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -11,6 +12,8 @@ from engine.batch import PackedBatch
 
 _BATCH = struct.Struct("<5I4x")  # what follows is aligned
 _ROWS = struct.Struct("<2I")
+_SWAP = struct.Struct("<3Q")
+_SWAPPED = struct.Struct("<Qq")
 _LOADED = struct.Struct("<32sQQ")
 
 
@@ -46,6 +49,37 @@ def pack_ids(ids: npt.ArrayLike) -> bytes:
 def read_ids(payload: bytearray, offset: int = 0) -> list[int]:
     ids: list[int] = np.frombuffer(payload, dtype=np.int64, offset=offset).tolist()  # host memory
     return ids
+
+
+class SwapOrder(NamedTuple):
+    """SWAP_OUT and SWAP_IN: tokens [first_token, num_tokens) of a sequence, and its blocks."""
+
+    serial: int
+    first_token: int
+    num_tokens: int
+    block_ids: Sequence[int]
+
+    def pack(self) -> bytes:
+        return _SWAP.pack(*self[:3]) + pack_ids(self.block_ids)
+
+    @classmethod
+    def read(cls, payload: bytearray) -> Self:
+        serial, first_token, num_tokens = _SWAP.unpack_from(payload)
+        return cls(serial, first_token, num_tokens, read_ids(payload, _SWAP.size))
+
+
+class Swapped(NamedTuple):
+    """SWAPPED: a copy is over. `ns` is negative if it failed."""
+
+    serial: int
+    ns: int
+
+    def pack(self) -> bytes:
+        return _SWAPPED.pack(*self)
+
+    @classmethod
+    def read(cls, payload: bytearray) -> Self:
+        return cls(*_SWAPPED.unpack(payload))
 
 
 class Loaded(NamedTuple):

@@ -26,7 +26,8 @@ from engine.model import ModelOutput
 from engine.thread_priority import lower_priority
 from engine.tp.channel import Kind, Message, StepChannel
 from engine.tp.collectives import TorchCollectives
-from engine.tp.messages import Loaded, read_batch, read_ids, read_rows
+from engine.tp.messages import Loaded, SwapOrder, Swapped, read_batch, read_ids, read_rows
+from engine.tp.swapping import RankSwaps
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ class Rank:
         self._decoder.prepare(self._kv_cache)
         self.digest = self._decoder.digest
         self.copier = KVCopier(self._kv_cache)
+        layers, _, _ = self.kv_shape
+        self._swaps = RankSwaps(self.copier, layers, len(self.kv_heads), self._tell_swapped)
         self._batch: BatchInput | None = None
         self._output: ModelOutput | None = None
 
@@ -77,6 +80,12 @@ class Rank:
         self.copier.close()
         self._decoder.close()
 
+    def _tell_swapped(self, swapped: Swapped) -> None:
+        try:
+            self._channel.send(Kind.SWAPPED, swapped.pack())
+        except OSError:
+            logger.debug("rank 0 is gone, and does not need to know")
+
     def _do(self, message: Message) -> None:
         match message.kind:
             case Kind.FORWARD:
@@ -93,6 +102,12 @@ class Rank:
                 ids = read_ids(message.payload)
                 self._kv_cache.copy_blocks(list(zip(ids[::2], ids[1::2], strict=True)))
                 self.copier.record_compute()
+            case Kind.SWAP_OUT:
+                self._swaps.swap_out(SwapOrder.read(message.payload))
+            case Kind.SWAP_IN:
+                self._swaps.swap_in(SwapOrder.read(message.payload))
+            case Kind.SWAP_DROP:
+                self._swaps.drop(*read_ids(message.payload))
             case _:
                 raise AssertionError(f"rank 0 does not say {message.kind!r}")
 

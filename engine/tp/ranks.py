@@ -7,7 +7,7 @@ Life of a `ConnectedRanks`:
 1. Somebody has started the ranks, and hands over the channels to them. From now on a thread for
    each listens: a rank that ends, or says why it fails, is lost, and `on_lost` hears of the first.
 2. `join`, when rank 0 has loaded its own part: waits until each has, and all meet.
-3. `forward`, `prompt_logits`, `copy_blocks`, on the engine thread.
+3. `forward`, `prompt_logits`, `copy_blocks`, `swap`, on the engine thread.
 4. `close` tells them to end, and waits until they are gone.
 
 A step in which a rank is lost fails with an error of the collectives, or of the channel; `explain`
@@ -16,6 +16,7 @@ makes of it what the rank said.
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -29,7 +30,7 @@ from engine.errors import EngineError
 from engine.scheduled_batch import BlockCopy
 from engine.tp.channel import Kind, StepChannel
 from engine.tp.collectives import JOIN_TIMEOUT_S, Alone, Collectives, TorchCollectives
-from engine.tp.messages import Loaded, pack_batch, pack_ids, pack_rows
+from engine.tp.messages import Loaded, SwapOrder, Swapped, pack_batch, pack_ids, pack_rows
 from engine.tp.shard import Shard
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,10 @@ END_TIMEOUT_S = 2.0
 """For ranks that were told to end."""
 _REASON_TIMEOUT_S = 1.0
 """For a rank's last words, once something has failed."""
+
+
+_Swapping = tuple[int, Callable[[Future[int]], None]]
+"""A swap's number, and who hears of it."""
 
 
 class RankLost(EngineError):
@@ -111,6 +116,8 @@ class ConnectedRanks:
         self.shard = Shard(0, len(channels) + 1)
         self.collectives = TorchCollectives(self.shard, device, rendezvous)
         self._channels = channels
+        self._swapping: list[deque[_Swapping]] = [deque() for _ in channels]
+        """Of each rank: what it was told to copy, in order, as it does it."""
         self._loaded: list[Future[Loaded]] = [Future() for _ in channels]
         self._lock = threading.Lock()
         self._lost: RankLost | None = None
@@ -155,6 +162,16 @@ class ConnectedRanks:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._tell(Kind.COPY_BLOCKS, pack_ids(copies))
+
+    def swap(self, kind: Kind, order: SwapOrder, on_done: Callable[[Future[int]], None]) -> None:
+        """`on_done` hears of each rank, on a thread of its own, with nanoseconds."""
+        with self._lock:
+            for swapping in self._swapping:
+                swapping.append((order.serial, on_done))
+        self._tell(kind, order.pack())
+
+    def drop_swap(self, serial: int) -> None:
+        self._tell(Kind.SWAP_DROP, pack_ids([serial]))
 
     def wait(self, device: torch.device) -> None:
         if device.type == "cuda":
@@ -204,11 +221,23 @@ class ConnectedRanks:
         while (message := channel.receive()) is not None:
             if message.kind is Kind.LOADED:
                 self._loaded[rank - 1].set_result(Loaded.read(message.payload))
+            elif message.kind is Kind.SWAPPED:
+                self._on_swapped(rank, Swapped.read(message.payload))
             elif message.kind is Kind.FAILED:
                 reason = f"failed: {message.payload.decode()}"
             else:
                 raise AssertionError(f"a rank does not say {message.kind!r}")
         self._lose(rank, RankLost(f"rank {rank} {reason}"))
+
+    def _on_swapped(self, rank: int, swapped: Swapped) -> None:
+        serial, on_done = self._swapping[rank - 1].popleft()
+        assert serial == swapped.serial, "copies are in order"
+        done: Future[int] = Future()
+        if swapped.ns < 0:
+            done.set_exception(RankLost(f"rank {rank} could not copy"))
+        else:
+            done.set_result(swapped.ns)
+        on_done(done)
 
     def _lose(self, rank: int, lost: RankLost) -> None:
         with self._lock:
