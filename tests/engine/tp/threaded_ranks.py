@@ -39,7 +39,7 @@ def other_ranks(config: EngineConfig) -> Iterator[ConnectedRanks | NoRanks]:
             channels.append(StepChannel(ours))
             own = dataclasses.replace(config, shard=Shard(rank, size))
             ends.append(pool.submit(_serve, own, StepChannel(theirs), rendezvous))
-        ranks = ConnectedRanks(channels, CPU, rendezvous)
+        ranks = ConnectedRanks(channels, config.resolve_device(), rendezvous)
         try:
             yield ranks
         finally:
