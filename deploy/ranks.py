@@ -14,12 +14,12 @@ by the kernel, which kills it if this process ends. Nothing of this exists for N
 
 import dataclasses
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from runtime import flags
 RANK = "deploy.rank"
 """Module, started with `python -m`."""
 _END_TIMEOUT_S = 1.0
-"""For a rank whose channel is closed; then it is killed."""
+"""For ranks whose channels are closed; then they are killed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ def rank_processes(config: WorkerConfig) -> Iterator[RankProcesses]:
         yield RankProcesses(shard, (), Path())
         return
     shard.part_of(ModelConfig.from_folder(Path(config.model_path)))
+    others: list[RankProcess] = []
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-ranks-"))
         rendezvous = Path(folder) / "rendezvous"
-        others = tuple(
-            stack.enter_context(_started(of_rank(config, rank), rank, rendezvous))
-            for rank in range(1, shard.size)
-        )
-        yield RankProcesses(shard, others, rendezvous)
+        stack.callback(_end, others)
+        for rank in range(1, shard.size):
+            others.append(_start(of_rank(config, rank), rank, rendezvous))
+        yield RankProcesses(shard, tuple(others), rendezvous)
 
 
 def of_rank(config: WorkerConfig, rank: int) -> WorkerConfig:
@@ -103,14 +103,10 @@ def pin(config: WorkerConfig) -> None:
         os.sched_setaffinity(0, {int(core) for core in config.cores})
 
 
-@contextmanager
-def _started(config: WorkerConfig, rank: int, rendezvous: Path) -> Iterator[RankProcess]:
-    with ExitStack() as ours, ExitStack() as theirs:
-        pairs = [socket.socketpair() for _ in range(2)]
-        for own, other in pairs:
-            ours.enter_context(own)
-            theirs.enter_context(other)
-        (steps, their_steps), (handoff, their_handoff) = pairs
+def _start(config: WorkerConfig, rank: int, rendezvous: Path) -> RankProcess:
+    steps, their_steps = socket.socketpair()
+    handoff, their_handoff = socket.socketpair()
+    with their_steps, their_handoff:  # so that a rank that ends is seen by its sockets
         fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
         child_config = RankConfig(
             **fields | {"name": f"{config.name}/rank-{rank}"},
@@ -122,17 +118,17 @@ def _started(config: WorkerConfig, rank: int, rendezvous: Path) -> Iterator[Rank
         command = child.command(sys.executable, "-m", RANK, *flags.to_argv(child_config))
         fds = (their_steps.fileno(), their_handoff.fileno())
         popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
-        theirs.close()  # so that a rank that ends is seen by its sockets
+    return RankProcess(rank, popen, steps, handoff)
+
+
+def _end(processes: Sequence[RankProcess]) -> None:
+    for process in processes:
+        process.steps.close()
+        process.handoff.close()
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    for process in processes:
         try:
-            yield RankProcess(rank, popen, steps, handoff)
-        finally:
-            ours.close()
-            _end(popen)
-
-
-def _end(popen: "subprocess.Popen[bytes]") -> None:
-    try:
-        popen.wait(_END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        popen.send_signal(signal.SIGKILL)
-        popen.wait()
+            process.popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.popen.kill()
+            process.popen.wait()

@@ -16,6 +16,7 @@ makes of it what the rank said.
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -203,8 +204,9 @@ class ConnectedRanks:
                 channel.send(Kind.CLOSE)
             except OSError:
                 logger.debug("%s is gone already", listener.name)
+        deadline = time.monotonic() + END_TIMEOUT_S
         for listener in self._listeners:
-            listener.join(END_TIMEOUT_S)
+            listener.join(max(0.0, deadline - time.monotonic()))
         self._is_in_step = False
 
     def _tell(self, kind: Kind, *parts: bytes | memoryview) -> None:
