@@ -81,6 +81,9 @@ class TorchCollectives:
         shard = self._shard
         store = dist.FileStore(str(self._rendezvous), shard.size)  # type: ignore[attr-defined]
         store.set_timeout(timedelta(seconds=JOIN_TIMEOUT_S))
+        # A backend connects within a step's time; until all are here it may take longer.
+        store.set(f"rank {shard.rank} is here", "")
+        store.wait([f"rank {rank} is here" for rank in range(shard.size)])
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             make, options = cast(_Make, dist.ProcessGroupNCCL), _nccl_options()

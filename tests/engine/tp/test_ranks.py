@@ -1,11 +1,14 @@
 """What becomes of an engine when one of its ranks does not do as the others."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 
+from engine.batch import BatchInput, PackedBatch
 from engine.config import ModelError
 from engine.engine import Engine
 from engine.engine_config import EngineConfig
@@ -41,9 +44,11 @@ def config(tiny_llama: TinyModel) -> EngineConfig:
 
 
 @contextmanager
-def failing_ranks(config: EngineConfig, reason: str) -> Iterator[ConnectedRanks | NoRanks]:
+def failing_ranks(
+    config: EngineConfig, kind: type[Exception], reason: str
+) -> Iterator[ConnectedRanks | NoRanks]:
     """Ranks of which one fails so, sooner or later."""
-    with pytest.raises(ValueError, match=reason), other_ranks(config) as ranks:
+    with pytest.raises(kind, match=reason), other_ranks(config) as ranks:
         yield ranks
 
 
@@ -69,7 +74,7 @@ def test_a_rank_that_fails_in_a_step_fails_the_engine_with_its_reason(
 
     monkeypatch.setattr(Rank, "_do", break_down)
     listener = Listener()
-    with failing_ranks(config, "device lost") as ranks:
+    with failing_ranks(config, ValueError, "device lost") as ranks:
         engine = Engine(config, listener, ranks=ranks)
         engine.start()
         engine.submit(make_request(max_tokens=400))
@@ -140,3 +145,25 @@ def test_an_engine_that_stops_tells_its_ranks_and_waits_for_them(config: EngineC
         assert engine.failure is None
         with pytest.raises(OSError, match="Bad file descriptor"):
             ranks._channels[0].send(Kind.CLOSE)
+
+
+def test_ranks_do_not_wait_for_a_rank_0_that_broke_in_a_step(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one is in a collective by then."""
+    to = PackedBatch.to
+
+    def break_down(self: PackedBatch, device: torch.device) -> BatchInput:
+        if threading.current_thread().name == "engine":
+            raise ValueError("rank 0 broke")
+        return to(self, device)
+
+    monkeypatch.setattr(PackedBatch, "to", break_down)
+    listener = Listener()
+    with failing_ranks(config, RuntimeError, "closed by peer") as ranks:
+        engine = Engine(config, listener, ranks=ranks)
+        engine.start()
+        engine.submit(make_request())
+        wait_failed(engine)
+        engine.stop()
+    assert listener.wait_for(RequestFailed, R).error == "ValueError('rank 0 broke')"
