@@ -50,9 +50,9 @@ def main() -> None:
 
 def run(config: RankConfig) -> None:
     """Returns when rank 0 has closed the channel, or is gone."""
-    pin(config)
     steps = StepChannel(socket.socket(fileno=config.steps_fd))
     with telling(steps):
+        pin(config)
         settings = engine_config(config, Shard(config.rank, config.tensor_parallel))
         rank = Rank(settings, steps, Path(config.rendezvous))
         try:

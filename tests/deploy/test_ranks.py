@@ -1,6 +1,7 @@
 """What each rank of a worker is given."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from deploy.leaf_configs import engine_config
 from deploy.rank_config import RankConfig
 from deploy.ranks import of_rank, rank_processes
 from deploy.worker_config import WorkerConfig
+from engine.config import ModelError
 from engine.tp.shard import Shard
 from runtime import flags
 
@@ -43,3 +45,12 @@ def test_one_rank_is_nobody_else() -> None:
     with rank_processes(dataclasses.replace(CONFIG, tensor_parallel=1)) as processes:
         assert processes.others == ()
         assert processes.shard == Shard()
+
+
+@pytest.mark.parametrize(("num_ranks", "reason"), [(3, "3 ranks for 2 KV heads"), (0, "least 1")])
+def test_what_ranks_cannot_do_is_said_before_any_is_started(
+    tiny_llama: Path, num_ranks: int, reason: str
+) -> None:
+    config = WorkerConfig(role="decode", model_path=str(tiny_llama), tensor_parallel=num_ranks)
+    with pytest.raises(ModelError, match=reason), rank_processes(config):
+        pytest.fail("it started")
