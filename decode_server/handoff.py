@@ -11,14 +11,15 @@ Used from two threads: the service's loop mints and drops tickets, the fabric's 
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from engine.engine import Engine
+from engine.errors import EngineError
 from engine.kv_lease import KVLease
 from engine.request import RequestId
-from kvfabric.errors import FabricError
+from kvfabric.errors import FabricError, TransferAborted
 from kvfabric.fabric import Fabric
 from kvfabric.frame import FrameRange
 from kvfabric.ticket import KVShape, ReceiveReport, Ticket, TransferId, new_transfer_id
@@ -109,7 +110,7 @@ class Handoff:
             block_size=self._engine.block_size,
         )
         sink = _InstallSink(self._blocks, self.ticket.transfer_id, self._post)
-        self._fabric.expect(self.ticket, shape, sink)
+        self._fabric.expect(self.ticket, shape, sink, self._blocks)
         return self.ticket
 
 
@@ -124,7 +125,8 @@ class Installs:
 
 
 class _ClaimedBlocks:
-    """The blocks of one reservation, claimed when the first frame comes. Fabric's loop only."""
+    """The blocks of one reservation, claimed when the first frame comes, to this rank or another:
+    it is the lender of those. Fabric's loop only."""
 
     def __init__(self, engine: Engine, request_id: RequestId) -> None:
         self.installs = Installs()
@@ -133,14 +135,28 @@ class _ClaimedBlocks:
         self._claim: Future[KVLease] | None = None
 
     async def install(self, frame: FrameRange, payload: memoryview) -> None:
+        scatter = self._engine.copier.scatter(await self._lease(), frame, payload)
+        self.installs.ns += await asyncio.wrap_future(scatter)
+        self.installs.end_ns = time.monotonic_ns()
+
+    async def enter(self) -> Sequence[int]:
+        try:
+            lease = await self._lease()
+            lease.enter()
+        except EngineError as error:
+            raise TransferAborted(str(error)) from error
+        return lease.block_table
+
+    def exit(self) -> None:
+        assert self._claim is not None
+        self._claim.result().exit()
+
+    async def _lease(self) -> KVLease:
         if self._claim is None:
             self.installs.begin_ns = time.monotonic_ns()
             self._claim = self._engine.claim(self._request_id)
         # Shielded: one frame's cancelled wait must not cancel the claim that all frames share.
-        lease = await asyncio.shield(asyncio.wrap_future(self._claim))
-        scatter = self._engine.copier.scatter(lease, frame, payload)
-        self.installs.ns += await asyncio.wrap_future(scatter)
-        self.installs.end_ns = time.monotonic_ns()
+        return await asyncio.shield(asyncio.wrap_future(self._claim))
 
 
 class _InstallSink:

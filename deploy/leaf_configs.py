@@ -39,9 +39,12 @@ def _share_of_all_cores(shard: Shard) -> int | None:
     return None if shard.size == 1 else max(1, len(os.sched_getaffinity(0)) // shard.size)
 
 
-def fabric_config(config: WorkerConfig, fingerprint: bytes, generation: int) -> FabricConfig:
+def fabric_config(
+    config: WorkerConfig, fingerprint: bytes, generation: int, rank: int = 0
+) -> FabricConfig:
+    """Of a worker's rank: each listens, on ports that follow upon each other."""
     return FabricConfig(
-        listen=config.fabric_listen,
+        listen=_port_of_rank(config.fabric_listen, rank),
         advertise_host=config.advertise_host,
         fingerprint=fingerprint,
         generation=generation,
@@ -55,3 +58,11 @@ def fabric_config(config: WorkerConfig, fingerprint: bytes, generation: int) -> 
         transfer_timeout_s=config.transfer_timeout_s,
         faults=config.inject_faults,
     )
+
+
+def _port_of_rank(address: str, rank: int) -> str:
+    """Port 0 is any free one, for every rank."""
+    host, _, port = address.rpartition(":")
+    if not rank or not port.isdecimal() or not int(port):
+        return address
+    return f"{host}:{int(port) + rank}"

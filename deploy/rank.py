@@ -18,12 +18,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deploy.leaf_configs import engine_config
+from deploy.leaf_configs import engine_config, fabric_config
 from deploy.rank_config import RankConfig
+from deploy.rank_handoff import rank_handoff
 from deploy.ranks import pin
+from deploy.worker_status import new_generation
+from engine.fingerprint import fingerprint
 from engine.tp.channel import StepChannel
 from engine.tp.rank import Rank, telling
 from engine.tp.shard import Shard
+from kvfabric.fabric import Fabric
+from kvfabric.frame import WIRE_VERSION
+from kvfabric.ticket import KVShape
 from runtime import flags, log
 
 logger = log.get_logger()
@@ -56,16 +62,22 @@ def run(config: RankConfig) -> None:
         settings = engine_config(config, Shard(config.rank, config.tensor_parallel))
         rank = Rank(settings, steps, Path(config.rendezvous))
         try:
-            with _handoff(config, rank, socket.socket(fileno=config.handoff_fd)):
+            with _handoff(config, rank):
                 rank.serve()
         finally:
             rank.close()
 
 
 @contextmanager
-def _handoff(config: RankConfig, rank: Rank, channel: socket.socket) -> Iterator[None]:
-    """This rank's end of the fabric, for as long as it serves. `channel` leads to rank 0's."""
-    with channel:
+def _handoff(config: RankConfig, rank: Rank) -> Iterator[None]:
+    """This rank's end of the fabric, for as long as it serves."""
+    dtype = rank.config.resolve_dtype(rank.model_config)
+    meaning = fingerprint(rank.model_config, rank.digest, dtype, WIRE_VERSION)
+    settings = fabric_config(config, meaning, new_generation(), rank=config.rank)
+    fabric = Fabric(settings, rank.copier.allocate_staging(settings.staging_nbytes))
+    shape = KVShape(*rank.kv_shape).shared_with(rank.kv_heads)
+    end = socket.socket(fileno=config.handoff_fd)
+    with rank_handoff(fabric, rank.copier, shape, end):
         yield
 
 

@@ -41,6 +41,7 @@ from kvfabric.errors import FabricError, HandshakeRefused
 from kvfabric.fabric import Fabric
 from kvfabric.frame import WIRE_VERSION
 from kvfabric.node import check_framable
+from kvfabric.ranks.fabric import RankedFabric
 from kvfabric.ticket import KVShape
 from runtime import flags, log
 from runtime.call import Draining
@@ -120,7 +121,9 @@ def _run(config: WorkerConfig, engine: Engine, processes: RankProcesses) -> None
     if config.inject_faults:
         logger.warning("messages of the fabric are harmed on purpose", rules=config.inject_faults)
     check_framable(KVShape(*engine.kv_shape), settings)
-    fabric = Fabric(settings, engine.copier.allocate_staging(settings.staging_nbytes))
+    staging = engine.copier.allocate_staging(settings.staging_nbytes)
+    ends = [other.handoff for other in processes.others]
+    fabric = RankedFabric(settings, staging, ends) if ends else Fabric(settings, staging)
     fabric.start()
     try:
         asyncio.run(_serve(config, engine, fabric, generation, processes))

@@ -18,7 +18,10 @@ class WorkerConfig:
     host: str = flag("127.0.0.1", help="address to listen on, for gRPC and metrics")
     grpc_port: int = flag(0, help="control plane; 0 takes a free one")
     metrics_port: int = flag(0, help="Prometheus; 0 takes a free one")
-    fabric_listen: str = flag("ucx://0.0.0.0:0", help="where KV frames come in")
+    fabric_listen: str = flag(
+        "ucx://0.0.0.0:0",
+        help="where KV frames come in; port 0 takes a free one; rank r listens r ports further on",
+    )
     advertise_host: str = flag("127.0.0.1", help="host under which peers reach the fabric")
     tls_cert: str = flag("", metavar="FILE", help="PEM; with the two below: mutual TLS on gRPC")
     tls_key: str = flag("", metavar="FILE", help="PEM, its key, without a password")

@@ -19,9 +19,10 @@ from kvfabric.config import FabricConfig
 from kvfabric.errors import DeadlineExceeded, FabricClosed
 from kvfabric.frame import TransferId
 from kvfabric.node import Node, check_framable
+from kvfabric.outgoing import Outgoing
 from kvfabric.shipment import Shipment, Shipments
 from kvfabric.stats import FabricStats
-from kvfabric.ticket import FrameSink, FrameSource, KVShape, KVShard, Ticket
+from kvfabric.ticket import BlockLender, FrameSink, FrameSource, KVShape, KVShard, Ticket
 
 START_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
@@ -71,9 +72,11 @@ class Fabric:
         generation = self.config.generation
         return (KVShard(self.address, generation, shape.first_head, shape.num_heads),)
 
-    def expect(self, ticket: Ticket, shape: KVShape, sink: FrameSink) -> None:
+    def expect(
+        self, ticket: Ticket, shape: KVShape, sink: FrameSink, lender: BlockLender | None = None
+    ) -> None:
         """From now on frames of this transfer are welcome. Raises `ValueError` for KV that no
-        slot can hold."""
+        slot can hold. `lender`: for the other ranks, where there are any."""
         check_framable(shape, self.config)
         self._call(self._node.expect, ticket, shape, sink)
 
@@ -89,12 +92,17 @@ class Fabric:
         if not self._closed:
             self._call(self._node.give_up, transfer_id)
 
-    def ship(self, ticket: Ticket, shape: KVShape, source: FrameSource) -> Shipment:
+    def ship(
+        self,
+        ticket: Ticket,
+        shape: KVShape,
+        source: FrameSource,
+        lender: BlockLender | None = None,
+    ) -> Shipment:
         """Starts connecting at once, to each of the ticket's shards that wants heads of `shape`.
-        What goes wrong comes through `Shipment.done`."""
+        What goes wrong comes through `Shipment.done`. `lender` as for `expect`."""
         check_framable(shape, self.config)
-        peers = [peer for peer in ticket.shards if shape.shared_with(peer.heads).num_heads]
-        parts = [self._node.outgoing(ticket, peer, shape, source) for peer in peers]
+        parts = self._outgoings(ticket, shape, source)
         shipment = parts[0] if len(parts) == 1 else Shipments(parts)
         for part in parts:
             self._call(self._node.ship, part)
@@ -102,6 +110,10 @@ class Fabric:
 
     def stats(self) -> FabricStats:
         return self._node.stats()
+
+    def rank_stats(self) -> list[FabricStats]:
+        """Of each of the worker's ranks; `stats` is their sum."""
+        return [self.stats()]
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Runs a coroutine on the fabric's loop."""
@@ -111,6 +123,10 @@ class Fabric:
     def _node(self) -> Node:
         assert self._opened.done(), "start() comes first"
         return self._opened.result()
+
+    def _outgoings(self, ticket: Ticket, shape: KVShape, source: FrameSource) -> list[Outgoing]:
+        peers = [peer for peer in ticket.shards if shape.shared_with(peer.heads).num_heads]
+        return [self._node.outgoing(ticket, peer, shape, source) for peer in peers]
 
     def _call(self, function: Any, *args: object) -> None:
         if self._closed:
@@ -132,7 +148,10 @@ class Fabric:
             return
         self._opened.set_result(opening.result())
         await self._stop.wait()
-        await opening.result().close(CLOSE_SECONDS)
+        await self._shut(opening.result())
+
+    async def _shut(self, node: Node) -> None:
+        await node.close(CLOSE_SECONDS)
 
     async def _open(self) -> Node:
         node = Node(self.config, self._staging)

@@ -1,7 +1,9 @@
 """Counters of a fabric, and the snapshot that other threads get."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,23 @@ class FabricStats:
     """Messages harmed on purpose, by `kind:fault`; see kvfabric/faults.py."""
     loop_lag_s: float
     """Longest time a due timer waited for the fabric's loop in the last 15 s."""
+
+
+def added_up(all_stats: Sequence[FabricStats]) -> FabricStats:
+    """Of several fabrics as of one; the lag is the worst of them."""
+    sums: dict[str, Any] = {}
+    for field_ in fields(FabricStats):
+        values = [getattr(stats, field_.name) for stats in all_stats]
+        match values[0]:
+            case dict():
+                sums[field_.name] = dict(sum(map(Counter, values), Counter()))
+            case tuple():
+                sums[field_.name] = tuple(sorted(set().union(*values)))
+            case float():
+                sums[field_.name] = max(values)
+            case _:
+                sums[field_.name] = sum(values)
+    return FabricStats(**sums)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@
 """
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -123,6 +124,19 @@ class FrameSource(Protocol):
     async def pack(self, frame: FrameRange, out: memoryview) -> None:
         """Fills `out` (exactly the frame's size) with the frame's KV. Never cancelled: `out` is
         the fabric's again when it returns. Several frames may be packed concurrently."""
+
+
+class BlockLender(Protocol):
+    """The blocks of a transfer's request, for the worker's other ranks: they have blocks of the
+    same ids, and no pool. Called on the fabric's loop; each `enter` that returned is followed by
+    one `exit`."""
+
+    async def enter(self) -> Sequence[int]:
+        """The ids; the list may grow. They are lent from now on. Raises `TransferAborted` if
+        the request is gone."""
+
+    def exit(self) -> None:
+        """Nothing is copied into or out of them any more."""
 
 
 class FrameSink(Protocol):

@@ -12,11 +12,12 @@ However the call ends, leaving `run` cancels the transfer and frees the blocks.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from engine.async_engine import AsyncEngine, Mailbox
+from engine.errors import EngineError
 from engine.kv_codec import Codec
 from engine.kv_copier import KVCopier
 from engine.kv_lease import KVLease
@@ -58,16 +59,30 @@ class ShipDone:
 
 
 class LeaseSource:
-    """A `FrameSource` that packs from an engine's blocks. Used on the fabric's loop."""
+    """A `FrameSource` that packs from an engine's blocks, and the lender of them to other ranks.
+    Used on the fabric's loop."""
 
     def __init__(self, copier: KVCopier, lease: Future[KVLease]) -> None:
         self._copier = copier
         self._lease = lease
 
     async def pack(self, frame: FrameRange, out: memoryview) -> None:
+        await asyncio.wrap_future(self._copier.gather(await self._granted(), frame, out))
+
+    async def enter(self) -> Sequence[int]:
+        try:
+            lease = await self._granted()
+            lease.enter()
+        except EngineError as error:
+            raise TransferAborted(str(error)) from error
+        return lease.block_table
+
+    def exit(self) -> None:
+        self._lease.result().exit()
+
+    async def _granted(self) -> KVLease:
         # Shielded: cancelling one frame's wait must not cancel the lease that all frames share.
-        lease = await asyncio.shield(asyncio.wrap_future(self._lease))
-        await asyncio.wrap_future(self._copier.gather(lease, frame, out))
+        return await asyncio.shield(asyncio.wrap_future(self._lease))
 
 
 class PrefillLeg:
@@ -208,9 +223,8 @@ class PrefillLeg:
     def _ship(self, ticket: Ticket) -> Shipment:
         engine = self._engine.engine
         lease = engine.lease(self._request.request_id)
-        outgoing = self._fabric.ship(
-            ticket, KVShape(*engine.kv_shape), LeaseSource(engine.copier, lease)
-        )
+        source = LeaseSource(engine.copier, lease)
+        outgoing = self._fabric.ship(ticket, KVShape(*engine.kv_shape), source, source)
         loop = asyncio.get_running_loop()
 
         def over(done: Future[ShipReport]) -> None:

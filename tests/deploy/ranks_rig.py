@@ -1,0 +1,149 @@
+"""Workers of several ranks in one process: rank 0's fabric, the other ranks' ends of it, a KV pool
+for each, and the services' own halves of a handoff around them. No model computes anything."""
+
+import asyncio
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
+from typing import cast
+
+import torch
+
+from decode_server.handoff import Committed, Handoff, Lost
+from deploy.rank_handoff import rank_handoff
+from engine.config import ModelConfig
+from engine.engine import Engine
+from engine.kv_cache import KVCache
+from engine.kv_copier import KVCopier
+from engine.kv_lease import KVLease
+from engine.request import BlockId, RequestId
+from engine.tp.shard import Shard
+from kvfabric.fabric import Fabric
+from kvfabric.ranks.fabric import RankedFabric
+from kvfabric.ticket import KVShape
+from tests.kvfabric.rig import FINGERPRINT, SECONDS, make_config
+from tests.relay import eventually
+
+NUM_KV_HEADS = 5
+NUM_BLOCKS = 40
+NUM_TOKENS = 150
+
+Verdicts = SimpleQueue[Committed | Lost]
+
+_generations = count(100)
+
+
+def model_of(folder: Path) -> ModelConfig:
+    whole = ModelConfig.from_folder(folder)
+    return replace(whole, num_heads=NUM_KV_HEADS, num_kv_heads=NUM_KV_HEADS)
+
+
+class Lease(KVLease):
+    """Tells when it is closed and its last copy is over."""
+
+    def __init__(self, blocks: Sequence[int]) -> None:
+        self.drained = Event()
+        table = [*map(BlockId, blocks)]
+        super().__init__(RequestId("tested"), table, lambda _: self.drained.set())
+
+    def close_and_drain(self) -> None:
+        """As the engine does when the request lets go of its blocks."""
+        assert self.close() or self.drained.wait(SECONDS), "somebody never left the lease"
+
+
+class Worker:
+    """As many KV pools as ranks. It is the engine of its services, as far as they ask."""
+
+    def __init__(self, model: ModelConfig, num_ranks: int, block_size: int) -> None:
+        cpu = torch.device("cpu")
+        self.block_size = block_size
+        self.fingerprint = FINGERPRINT
+        self.kv_shape = model.kv_shape(torch.float32)
+        shards = [Shard(rank, num_ranks) for rank in range(num_ranks)]
+        self.heads = [shard.kv_heads(model) for shard in shards]
+        self.caches = [
+            KVCache(shard.part_of(model), NUM_BLOCKS, block_size, torch.float32, cpu)
+            for shard in shards
+        ]
+        self.copiers = [KVCopier(cache) for cache in self.caches]
+        self.copier = self.copiers[0]
+        self.fabrics: list[Fabric] = []
+        """Rank 0's first."""
+        self.ends: list[socket.socket] = []
+        """Of the other ranks, to shut when they are to die."""
+        self.claimed: Future[KVLease] = Future()
+
+    @property
+    def fabric(self) -> Fabric:
+        return self.fabrics[0]
+
+    def claim(self, request_id: RequestId) -> "Future[KVLease]":
+        return self.claimed
+
+    def kv(self, block_table: Sequence[int], num_tokens: int) -> torch.Tensor:
+        """[layers, 2, tokens, heads, head_dim] of all ranks together."""
+        whole = torch.cat([cache.data for cache in self.caches], dim=4)
+        blocks = whole[:, :, list(block_table)]
+        return blocks.flatten(2, 3)[:, :, :num_tokens]
+
+    def handoff(self) -> tuple[Handoff, "Verdicts"]:
+        verdicts: Verdicts = SimpleQueue()
+        engine = cast(Engine, self)
+        name = RequestId("tested")
+        return Handoff(engine, self.fabric, name, NUM_TOKENS, verdicts.put), verdicts
+
+    async def assert_idle(self) -> None:
+        """All ranks, and what rank 0 knows of them."""
+        for fabric in self.fabrics:
+            await eventually(lambda fabric=fabric: is_idle(fabric), within_s=2)  # type: ignore[misc]
+
+
+def is_idle(fabric: Fabric) -> bool:
+    stats = fabric.stats()
+    slots = stats.send_slots_used + stats.recv_slots_used
+    return not slots + stats.expected_transfers + stats.outgoing_transfers
+
+
+@contextmanager
+def started(
+    model: ModelConfig, num_ranks: int, block_size: int, **config: object
+) -> Iterator[Worker]:
+    worker = Worker(model, num_ranks, block_size)
+    shape = KVShape(*worker.kv_shape)
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in worker.caches[1:]]
+        for copier in worker.copiers:
+            stack.callback(copier.close)
+        settings = {"slot_nbytes": 4 << 10, **config}
+        fabrics = []
+        for rank in range(num_ranks):
+            flags = make_config("inproc://", next(_generations), **settings)
+            staging = worker.copiers[rank].allocate_staging(flags.staging_nbytes)
+            if rank or num_ranks == 1:
+                fabrics.append(Fabric(flags, staging))
+            else:
+                fabrics.append(RankedFabric(flags, staging, [own for own, _ in pairs]))
+        for rank, (_, end) in enumerate(pairs, start=1):
+            own = shape.shared_with(worker.heads[rank])
+            stack.enter_context(rank_handoff(fabrics[rank], worker.copiers[rank], own, end))
+            worker.ends.append(end)
+        fabrics[0].start()
+        stack.callback(fabrics[0].close)
+        worker.fabrics = fabrics
+        yield worker
+
+
+def some_blocks(block_size: int, draw: random.Random) -> list[int]:
+    """For all tokens, anywhere in the pool."""
+    return draw.sample(range(NUM_BLOCKS), -(-NUM_TOKENS // block_size))
+
+
+async def next_of(verdicts: "Verdicts") -> Committed | Lost:
+    return await asyncio.to_thread(verdicts.get, timeout=SECONDS)

@@ -1,0 +1,285 @@
+"""Handoffs between workers of several ranks: what their pools hold, byte by byte, and what is given
+back however a transfer ends."""
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from decode_server.handoff import Committed, Lost
+from engine.errors import UnknownRequest
+from engine.kv_lease import KVLease
+from kvfabric.errors import PeerLost, TransferAborted
+from kvfabric.shipment import Shipment
+from kvfabric.ticket import KVShape, ShipReport, Ticket
+from prefill_server.leg import LeaseSource
+from tests.deploy.ranks_rig import (
+    NUM_TOKENS,
+    Lease,
+    Worker,
+    model_of,
+    next_of,
+    some_blocks,
+    started,
+)
+from tests.kvfabric.rig import SECONDS
+from tests.relay import eventually
+
+HALF = NUM_TOKENS // 2
+
+
+@pytest.fixture(autouse=True)
+def no_faults_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """An exception in a task of the fabric is logged, and would be seen by nobody else."""
+    yield
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+class Relay:
+    """A prefill worker with the KV of one prompt in its pools, and a decode worker without."""
+
+    def __init__(self, prefill: Worker, decode: Worker, seed: int) -> None:
+        draw = random.Random(seed)
+        self.prefill, self.decode = prefill, decode
+        for cache in prefill.caches:
+            cache.data.copy_(torch.randn_like(cache.data))
+        self.there = Lease(some_blocks(decode.block_size, draw))
+        self.blocks = some_blocks(prefill.block_size, draw)
+        self.here = Lease([])
+        self.granted: Future[KVLease] = Future()
+        self.granted.set_result(self.here)
+        self.handoff, self.verdicts = decode.handoff()
+
+    def ship(self, ticket: Ticket) -> Shipment:
+        source = LeaseSource(self.prefill.copier, self.granted)
+        return self.prefill.fabric.ship(ticket, KVShape(*self.prefill.kv_shape), source, source)
+
+    def compute(self, num_tokens: int) -> int:
+        """Blocks come as tokens do."""
+        num_blocks = -(-num_tokens // self.prefill.block_size)
+        table = self.here.block_table
+        table.extend(self.blocks[len(table) : num_blocks])  # type: ignore[arg-type]
+        return num_tokens
+
+    async def half_way(self, ticket: Ticket) -> Shipment:
+        """Every rank of decode has installed something."""
+        shipment = self.ship(ticket)
+        shipment.extend(self.compute(HALF))
+        for fabric in self.decode.fabrics:
+            await eventually(lambda f=fabric: f.rank_stats()[0].received_frames > 0)  # type: ignore[misc]
+        return shipment
+
+    async def assert_all_back(self) -> None:
+        await self.prefill.assert_idle()
+        await self.decode.assert_idle()
+        await asyncio.to_thread(self.here.close_and_drain)
+        await asyncio.to_thread(self.there.close_and_drain)
+
+
+@asynccontextmanager
+async def relay(
+    folder: Path, prefill_ranks: int = 2, decode_ranks: int = 2, seed: int = 0
+) -> AsyncIterator[Relay]:
+    model, sizes = model_of(folder), random.Random(seed)
+    with (
+        started(model, prefill_ranks, sizes.choice((8, 16, 24))) as prefill,
+        started(model, decode_ranks, sizes.choice((8, 16, 24))) as decode,
+    ):
+        yield Relay(prefill, decode, seed)
+
+
+async def report_of(shipment: Shipment) -> ShipReport:
+    return await asyncio.wait_for(asyncio.wrap_future(shipment.done), SECONDS)
+
+
+@pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), list(product((1, 2, 3), repeat=2)))
+async def test_every_byte_in_its_place(
+    tiny_llama: Path, prefill_ranks: int, decode_ranks: int
+) -> None:
+    async with relay(
+        tiny_llama, prefill_ranks, decode_ranks, 3 * prefill_ranks + decode_ranks
+    ) as r:
+        r.decode.claimed.set_result(r.there)
+        shipment = r.ship(r.handoff.begin(0))
+        for num_tokens in (30, 31, HALF, NUM_TOKENS):
+            shipment.extend(r.compute(num_tokens))
+        shipment.commit(b"token 0")
+        report, verdict = await report_of(shipment), await next_of(r.verdicts)
+        assert isinstance(verdict, Committed)
+        assert verdict.commit == b"token 0"
+        sent = r.prefill.kv(r.blocks, NUM_TOKENS)
+        assert torch.equal(r.decode.kv(r.there.block_table, NUM_TOKENS), sent)
+        assert report.nbytes == verdict.report.nbytes == sent.nbytes
+        assert report.frames == verdict.report.frames
+        for worker, direction in ((r.prefill, "sent"), (r.decode, "received")):
+            for stats, heads in zip(worker.fabric.rank_stats(), worker.heads, strict=True):
+                nbytes = sent.nbytes * len(heads) // len(range(5))
+                assert getattr(stats, f"{direction}_nbytes") == nbytes
+        await r.assert_all_back()
+
+
+async def test_cancelled_half_way(tiny_llama: Path) -> None:
+    async with relay(tiny_llama) as r:
+        r.decode.claimed.set_result(r.there)
+        shipment = await r.half_way(r.handoff.begin(0))
+        shipment.cancel()
+        with pytest.raises(TransferAborted):
+            await report_of(shipment)
+        verdict = await next_of(r.verdicts)
+        assert isinstance(verdict, Lost)
+        assert 0 <= verdict.num_tokens <= HALF
+        good = verdict.num_tokens
+        sent, there = r.prefill.kv(r.blocks, good), r.decode.kv(r.there.block_table, good)
+        assert torch.equal(there, sent), "what is verified is there"
+        await r.assert_all_back()
+
+
+async def test_forgotten_half_way(tiny_llama: Path) -> None:
+    async with relay(tiny_llama) as r:
+        r.decode.claimed.set_result(r.there)
+        shipment = await r.half_way(r.handoff.begin(0))
+        r.handoff.drop()
+        shipment.extend(r.compute(NUM_TOKENS))
+        with pytest.raises(TransferAborted):
+            await report_of(shipment)
+        await r.assert_all_back()
+        assert r.verdicts.empty()
+
+
+async def test_given_up_half_way_and_resumed(tiny_llama: Path) -> None:
+    """The next ticket asks for what the ranks do not all have, into the same blocks."""
+    async with relay(tiny_llama, 3, 2) as r:
+        r.decode.claimed.set_result(r.there)
+        ticket = r.handoff.begin(0)
+        shipment = await r.half_way(ticket)
+        r.handoff.give_up(ticket.transfer_id)
+        verdict = await next_of(r.verdicts)
+        assert isinstance(verdict, Lost)
+        shipment.extend(r.compute(NUM_TOKENS))
+        with pytest.raises(TransferAborted):
+            await report_of(shipment)
+        shipment = r.ship(r.handoff.resume(verdict.num_tokens))
+        shipment.extend(NUM_TOKENS)
+        shipment.commit(b"")
+        await report_of(shipment)
+        assert isinstance(await next_of(r.verdicts), Committed)
+        sent = r.prefill.kv(r.blocks, NUM_TOKENS)
+        assert torch.equal(r.decode.kv(r.there.block_table, NUM_TOKENS), sent)
+        await r.assert_all_back()
+
+
+async def test_a_request_that_is_gone_when_the_first_frame_comes(tiny_llama: Path) -> None:
+    async with relay(tiny_llama) as r:
+        r.decode.claimed.set_exception(UnknownRequest("it was aborted"))
+        shipment = r.ship(r.handoff.begin(0))
+        shipment.extend(r.compute(NUM_TOKENS))
+        with pytest.raises(TransferAborted):
+            await report_of(shipment)
+        verdict = await next_of(r.verdicts)
+        assert isinstance(verdict, Lost)
+        assert verdict.num_tokens == 0
+        await r.assert_all_back()
+
+
+async def test_forgotten_while_the_blocks_are_claimed(tiny_llama: Path) -> None:
+    """They are lent to a rank that has forgotten the transfer: it gives them back at once."""
+    async with relay(tiny_llama, 2, 3) as r:
+        shipment = r.ship(r.handoff.begin(0))
+        shipment.extend(r.compute(HALF))
+        await eventually(lambda: r.decode.fabrics[2].stats().recv_slots_used > 0)
+        r.handoff.drop()
+        r.decode.claimed.set_result(r.there)
+        shipment.extend(r.compute(NUM_TOKENS))
+        with pytest.raises(TransferAborted):
+            await report_of(shipment)
+        await r.assert_all_back()
+
+
+@pytest.mark.parametrize("is_granted", [False, True])
+async def test_cancelled_before_anything_was_computed(tiny_llama: Path, is_granted: bool) -> None:
+    async with relay(tiny_llama, 3, 2) as r:
+        r.decode.claimed.set_result(r.there)
+        if not is_granted:
+            r.granted = Future()
+        shipment = r.ship(r.handoff.begin(0))
+        shipment.cancel()
+        shipment.cancel()
+        with pytest.raises(TransferAborted):
+            await report_of(shipment)
+        if not is_granted:
+            r.granted.set_result(r.here)
+        assert isinstance(await next_of(r.verdicts), Lost)
+        await r.assert_all_back()
+
+
+async def test_a_prefill_request_that_is_gone(tiny_llama: Path) -> None:
+    async with relay(tiny_llama) as r:
+        r.granted = Future()
+        r.granted.set_exception(UnknownRequest("it was aborted"))
+        shipment = r.ship(r.handoff.begin(0))
+        with pytest.raises(TransferAborted, match="aborted"):
+            await report_of(shipment)
+        assert isinstance(await next_of(r.verdicts), Lost)
+        await r.assert_all_back()
+
+
+def kill(worker: Worker, rank: int) -> None:
+    """As rank 0 sees it."""
+    worker.ends[rank - 1].shutdown(socket.SHUT_RDWR)
+
+
+async def test_a_decode_rank_dies_half_way(tiny_llama: Path) -> None:
+    async with relay(tiny_llama, 2, 3) as r:
+        r.decode.claimed.set_result(r.there)
+        shipment = await r.half_way(r.handoff.begin(0))
+        kill(r.decode, 1)
+        verdict = await next_of(r.verdicts)
+        assert isinstance(verdict, Lost)
+        assert isinstance(verdict.error, PeerLost | TransferAborted)
+        assert verdict.num_tokens == 0, "nobody knows what it had"
+        shipment.extend(r.compute(NUM_TOKENS))
+        with pytest.raises(TransferAborted):
+            await report_of(shipment)
+        handoff, verdict_again = r.decode.handoff()
+        handoff.begin(0)
+        assert isinstance(await next_of(verdict_again), Lost)
+        await r.assert_all_back()
+
+
+async def test_a_prefill_rank_dies_half_way(tiny_llama: Path) -> None:
+    async with relay(tiny_llama, 3, 2) as r:
+        r.decode.claimed.set_result(r.there)
+        shipment = await r.half_way(r.handoff.begin(0))
+        kill(r.prefill, 2)
+        with pytest.raises((PeerLost, TransferAborted)):  # whichever end notices first
+            await report_of(shipment)
+        assert isinstance(await next_of(r.verdicts), Lost)
+        late = r.ship(r.handoff.resume(0))
+        with pytest.raises(PeerLost, match="rank 2"):
+            await report_of(late)
+        r.handoff.drop()
+        await r.assert_all_back()
+
+
+async def test_closing_half_way_gives_all_back(tiny_llama: Path) -> None:
+    model = model_of(tiny_llama)
+    with started(model, 2, 16) as prefill:
+        with started(model, 2, 16) as decode:
+            r = Relay(prefill, decode, 0)
+            decode.claimed.set_result(r.there)
+            shipment = await r.half_way(r.handoff.begin(0))
+            await asyncio.to_thread(decode.fabric.close)
+            assert isinstance(await next_of(r.verdicts), Lost)
+            shipment.extend(r.compute(NUM_TOKENS))
+            with pytest.raises((PeerLost, TransferAborted)):
+                await report_of(shipment)
+        await asyncio.to_thread(r.there.close_and_drain)
+        await prefill.assert_idle()
+        await asyncio.to_thread(r.here.close_and_drain)
