@@ -125,6 +125,7 @@ class WorkerProcess(ClusterProcess):
 
     def __init__(self, role: str, name: str, log: Path, flags: dict[str, object]) -> None:
         self.role = role
+        self.num_ranks = int(str(flags.get("tensor_parallel", 1)))
         self.grpc_address = f"127.0.0.1:{free_port()}"
         self._metrics_port = free_port()
         command = [
@@ -247,7 +248,8 @@ class Cluster:
     def _leaks(self, worker: WorkerProcess) -> list[str]:
         status, tasks = worker.status(), worker.metrics().value("baton_service_tasks")
         idle_tasks = self._idle_tasks.setdefault(f"{worker.name}/{worker.pid}", tasks)
-        living = sum(1 for other in self.workers if other.is_running and other is not worker)
+        peers = [other for other in self.workers if other.is_running and other is not worker]
+        living = worker.num_ranks * sum(other.num_ranks for other in peers)
         counts = {
             "blocks": status.num_blocks - status.blocks.free - status.blocks.cached,
             "send slots": status.fabric.send_slots_used,
