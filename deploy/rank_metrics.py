@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from deploy.ranks import RankProcesses
 from engine.engine import Engine
+from kvfabric.fabric import Fabric
 
 _PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -17,8 +18,9 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class RanksCollector(Collector):
     """One sample for each rank; one that has just ended has none."""
 
-    def __init__(self, engine: Engine, processes: RankProcesses) -> None:
+    def __init__(self, engine: Engine, fabric: Fabric, processes: RankProcesses) -> None:
         self._engine = engine
+        self._fabric = fabric
         self._pids = {0: os.getpid()} | {rank.rank: rank.popen.pid for rank in processes.others}
 
     def collect(self) -> Iterator[Metric]:
@@ -45,6 +47,19 @@ class RanksCollector(Collector):
                 cpu.add_metric([str(rank)], found[1])
         yield resident
         yield cpu
+        yield self._handoff_bytes()
+
+    def _handoff_bytes(self) -> Metric:
+        """All other numbers of the fabric are of all ranks together."""
+        moved = CounterMetricFamily(
+            "baton_rank_handoff_bytes",
+            "KV payload bytes moved by a rank: those of its own heads.",
+            labels=["rank", "direction"],
+        )
+        for rank, stats in enumerate(self._fabric.rank_stats()):
+            moved.add_metric([str(rank), "sent"], stats.sent_nbytes)
+            moved.add_metric([str(rank), "received"], stats.received_nbytes)
+        return moved
 
 
 def _memory_and_cpu(pid: int) -> tuple[int, float] | None:

@@ -143,7 +143,7 @@ async def _serve(
 ) -> None:
     registry = new_registry()
     registry.register(WorkerCollector(engine, fabric))
-    registry.register(RanksCollector(engine, processes))
+    registry.register(RanksCollector(engine, fabric, processes))
     watch_tasks(registry, asyncio.get_running_loop())
     status = WorkerStatus(config.name, Path(config.model_path).name, engine, fabric, generation)
     stopping = asyncio.Event()

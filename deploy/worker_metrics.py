@@ -41,7 +41,6 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._engine_families()
         yield from self._fabric_families()
-        yield from self._rank_families()
 
     def _engine_families(self) -> Iterator[Metric]:
         stats = self._engine.stats()
@@ -99,28 +98,6 @@ class WorkerCollector(Collector):
         yield from _swap_families(stats)
         yield from _queue_families(stats)
         yield from _step_cost_families(stats)
-
-    def _rank_families(self) -> Iterator[Metric]:
-        """Only where there are several: all other numbers of the fabric are of all ranks."""
-        ranks = self._fabric.rank_stats()
-        if len(ranks) == 1:
-            return
-        moved: dict[tuple[str, ...], float] = {
-            (str(rank), direction): nbytes
-            for rank, stats in enumerate(ranks)
-            for direction, nbytes in (
-                ("sent", stats.sent_nbytes),
-                ("received", stats.received_nbytes),
-            )
-        }
-        yield _labelled(
-            CounterMetricFamily(
-                "baton_rank_handoff_bytes",
-                "KV payload bytes moved by each rank of this worker.",
-                labels=["rank", "direction"],
-            ),
-            moved,
-        )
 
     def _fabric_families(self) -> Iterator[Metric]:
         stats = self._fabric.stats()

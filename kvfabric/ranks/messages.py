@@ -27,7 +27,7 @@ import kvfabric.errors
 from kvfabric.errors import FabricError
 from kvfabric.frame import TransferId
 from kvfabric.stats import FabricStats
-from kvfabric.ticket import KVShard, ReceiveReport, ShipReport, Ticket
+from kvfabric.ticket import KVShard, ReceiveReport, ShipReport, Span, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +175,20 @@ def _read(kind: type[Message], name: str, value: Any) -> object:
         case "stats":
             return FabricStats(**{**value, "transports": tuple(value["transports"])})
         case "report":
-            return (ReceiveReport if kind is Received else ShipReport)(**value)
+            return ReceiveReport(**value) if kind is Received else _ship_report(value)
         case "ticket":
             return _ticket(value)
         case _:
             return value
+
+
+def _ship_report(value: dict[str, Any]) -> ShipReport:
+    changes = {
+        "pack": Span(*value["pack"]),
+        "ship": Span(*value["ship"]),
+        "transports": tuple(value["transports"]),
+    }
+    return ShipReport(**{**value, **changes})
 
 
 def _ticket(value: dict[str, Any]) -> Ticket:

@@ -86,8 +86,8 @@ class RankedTransfers:
         self._node.expect(ticket, shape.shared_with(self._heads), transfer)
 
     def forget(self, transfer_id: TransferId) -> None:
+        self._node.forget(transfer_id)
         if self._by_id.pop(transfer_id, None) is not None:
-            self._node.forget(transfer_id)
             for member in self._members:
                 member.tell(Forget(transfer_id))
 
@@ -95,6 +95,8 @@ class RankedTransfers:
         transfer = self._by_id.get(transfer_id)
         if transfer is not None:
             self._have_given_up(transfer)
+        else:
+            self._node.give_up(transfer_id)
 
     def hear(self, member: Member, message: Claim | Received | Lost | Released) -> None:
         """From a rank; of a transfer that may be forgotten here."""

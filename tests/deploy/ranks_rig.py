@@ -4,9 +4,9 @@ for each, and the services' own halves of a handoff around them. No model comput
 import asyncio
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -27,13 +27,16 @@ from engine.request import BlockId, RequestId
 from engine.tp.shard import Shard
 from kvfabric.fabric import Fabric
 from kvfabric.ranks.fabric import RankedFabric
-from kvfabric.ticket import KVShape
+from kvfabric.shipment import Shipment
+from kvfabric.ticket import KVShape, ShipReport, Ticket
+from prefill_server.leg import LeaseSource
 from tests.kvfabric.rig import FINGERPRINT, SECONDS, make_config
 from tests.relay import eventually
 
 NUM_KV_HEADS = 5
 NUM_BLOCKS = 40
 NUM_TOKENS = 150
+HALF = NUM_TOKENS // 2
 
 Verdicts = SimpleQueue[Committed | Lost]
 
@@ -147,3 +150,60 @@ def some_blocks(block_size: int, draw: random.Random) -> list[int]:
 
 async def next_of(verdicts: "Verdicts") -> Committed | Lost:
     return await asyncio.to_thread(verdicts.get, timeout=SECONDS)
+
+
+class Relay:
+    """A prefill worker with the KV of one prompt in its pools, and a decode worker without."""
+
+    def __init__(self, prefill: Worker, decode: Worker, seed: int) -> None:
+        draw = random.Random(seed)
+        self.prefill, self.decode = prefill, decode
+        for cache in prefill.caches:
+            cache.data.copy_(torch.randn_like(cache.data))
+        self.there = Lease(some_blocks(decode.block_size, draw))
+        self.blocks = some_blocks(prefill.block_size, draw)
+        self.here = Lease([])
+        self.granted: Future[KVLease] = Future()
+        self.granted.set_result(self.here)
+        self.handoff, self.verdicts = decode.handoff()
+
+    def ship(self, ticket: Ticket) -> Shipment:
+        source = LeaseSource(self.prefill.copier, self.granted)
+        return self.prefill.fabric.ship(ticket, KVShape(*self.prefill.kv_shape), source, source)
+
+    def compute(self, num_tokens: int) -> int:
+        """Blocks come as tokens do."""
+        num_blocks = -(-num_tokens // self.prefill.block_size)
+        table = self.here.block_table
+        table.extend(self.blocks[len(table) : num_blocks])  # type: ignore[arg-type]
+        return num_tokens
+
+    async def half_way(self, ticket: Ticket) -> Shipment:
+        """Every rank of decode has installed something."""
+        shipment = self.ship(ticket)
+        shipment.extend(self.compute(HALF))
+        for fabric in self.decode.fabrics:
+            await eventually(lambda f=fabric: f.rank_stats()[0].received_frames > 0)  # type: ignore[misc]
+        return shipment
+
+    async def assert_all_back(self) -> None:
+        await self.prefill.assert_idle()
+        await self.decode.assert_idle()
+        await asyncio.to_thread(self.here.close_and_drain)
+        await asyncio.to_thread(self.there.close_and_drain)
+
+
+@asynccontextmanager
+async def relay(
+    folder: Path, prefill_ranks: int = 2, decode_ranks: int = 2, seed: int = 0
+) -> AsyncIterator[Relay]:
+    model, sizes = model_of(folder), random.Random(seed)
+    with (
+        started(model, prefill_ranks, sizes.choice((8, 16, 24))) as prefill,
+        started(model, decode_ranks, sizes.choice((8, 16, 24))) as decode,
+    ):
+        yield Relay(prefill, decode, seed)
+
+
+async def report_of(shipment: Shipment) -> ShipReport:
+    return await asyncio.wait_for(asyncio.wrap_future(shipment.done), SECONDS)

@@ -2,11 +2,9 @@
 back however a transfer ends."""
 
 import asyncio
-import random
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
 
@@ -15,24 +13,21 @@ import torch
 
 from decode_server.handoff import Committed, Lost
 from engine.errors import UnknownRequest
-from engine.kv_lease import KVLease
 from kvfabric.errors import PeerLost, TransferAborted
-from kvfabric.shipment import Shipment
-from kvfabric.ticket import KVShape, ShipReport, Ticket
-from prefill_server.leg import LeaseSource
+from kvfabric.ticket import KVShard, Ticket, new_transfer_id
 from tests.deploy.ranks_rig import (
+    HALF,
     NUM_TOKENS,
-    Lease,
+    Relay,
     Worker,
     model_of,
     next_of,
-    some_blocks,
+    relay,
+    report_of,
     started,
 )
-from tests.kvfabric.rig import SECONDS
+from tests.kvfabric.rig import FINGERPRINT, SECONDS, SHAPE, Sink, Source, random_kv
 from tests.relay import eventually
-
-HALF = NUM_TOKENS // 2
 
 
 @pytest.fixture(autouse=True)
@@ -40,63 +35,6 @@ def no_faults_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """An exception in a task of the fabric is logged, and would be seen by nobody else."""
     yield
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
-class Relay:
-    """A prefill worker with the KV of one prompt in its pools, and a decode worker without."""
-
-    def __init__(self, prefill: Worker, decode: Worker, seed: int) -> None:
-        draw = random.Random(seed)
-        self.prefill, self.decode = prefill, decode
-        for cache in prefill.caches:
-            cache.data.copy_(torch.randn_like(cache.data))
-        self.there = Lease(some_blocks(decode.block_size, draw))
-        self.blocks = some_blocks(prefill.block_size, draw)
-        self.here = Lease([])
-        self.granted: Future[KVLease] = Future()
-        self.granted.set_result(self.here)
-        self.handoff, self.verdicts = decode.handoff()
-
-    def ship(self, ticket: Ticket) -> Shipment:
-        source = LeaseSource(self.prefill.copier, self.granted)
-        return self.prefill.fabric.ship(ticket, KVShape(*self.prefill.kv_shape), source, source)
-
-    def compute(self, num_tokens: int) -> int:
-        """Blocks come as tokens do."""
-        num_blocks = -(-num_tokens // self.prefill.block_size)
-        table = self.here.block_table
-        table.extend(self.blocks[len(table) : num_blocks])  # type: ignore[arg-type]
-        return num_tokens
-
-    async def half_way(self, ticket: Ticket) -> Shipment:
-        """Every rank of decode has installed something."""
-        shipment = self.ship(ticket)
-        shipment.extend(self.compute(HALF))
-        for fabric in self.decode.fabrics:
-            await eventually(lambda f=fabric: f.rank_stats()[0].received_frames > 0)  # type: ignore[misc]
-        return shipment
-
-    async def assert_all_back(self) -> None:
-        await self.prefill.assert_idle()
-        await self.decode.assert_idle()
-        await asyncio.to_thread(self.here.close_and_drain)
-        await asyncio.to_thread(self.there.close_and_drain)
-
-
-@asynccontextmanager
-async def relay(
-    folder: Path, prefill_ranks: int = 2, decode_ranks: int = 2, seed: int = 0
-) -> AsyncIterator[Relay]:
-    model, sizes = model_of(folder), random.Random(seed)
-    with (
-        started(model, prefill_ranks, sizes.choice((8, 16, 24))) as prefill,
-        started(model, decode_ranks, sizes.choice((8, 16, 24))) as decode,
-    ):
-        yield Relay(prefill, decode, seed)
-
-
-async def report_of(shipment: Shipment) -> ShipReport:
-    return await asyncio.wait_for(asyncio.wrap_future(shipment.done), SECONDS)
 
 
 @pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), list(product((1, 2, 3), repeat=2)))
@@ -283,3 +221,30 @@ async def test_closing_half_way_gives_all_back(tiny_llama: Path) -> None:
         await asyncio.to_thread(r.there.close_and_drain)
         await prefill.assert_idle()
         await asyncio.to_thread(r.here.close_and_drain)
+
+
+async def test_without_a_lender_it_is_rank_0_alone(tiny_llama: Path) -> None:
+    """As the fabric's self-test does, for KV that has no blocks anywhere."""
+    model = model_of(tiny_llama)
+    with started(model, 2, 16) as prefill, started(model, 2, 16) as decode:
+        fabric, kv = decode.fabric, random_kv(40)
+        shard = KVShard(fabric.address, fabric.config.generation, 0, SHAPE.num_heads)
+        tickets = [Ticket(new_transfer_id(), (shard,), FINGERPRINT, 0, 40, 16) for _ in range(3)]
+        sinks = [fabric.call(a_sink(40)).result(SECONDS) for _ in tickets]
+        for ticket, sink in zip(tickets, sinks, strict=True):
+            fabric.expect(ticket, SHAPE, sink)
+        shipment = prefill.fabric.ship(tickets[0], SHAPE, Source(kv))
+        shipment.extend(40)
+        shipment.commit(b"")
+        await report_of(shipment)
+        fabric.call(sinks[0].commit()).result(SECONDS)
+        fabric.forget(tickets[1].transfer_id)
+        fabric.give_up(tickets[2].transfer_id)
+        fabric.call(sinks[2].loss()).result(SECONDS)
+        assert not sinks[1].ended.done()
+        await prefill.assert_idle()
+        await decode.assert_idle()
+
+
+async def a_sink(num_tokens: int) -> Sink:
+    return Sink(num_tokens)

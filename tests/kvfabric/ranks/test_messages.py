@@ -26,7 +26,7 @@ from kvfabric.ranks.messages import (
     error_of,
 )
 from kvfabric.stats import FabricStats, added_up
-from kvfabric.ticket import KVShard, ReceiveReport, ShipReport, Ticket
+from kvfabric.ticket import KVShard, ReceiveReport, ShipReport, Span, Ticket
 
 ID = TransferId(bytes(range(16)))
 SHARD = KVShard("ucx://127.0.0.1:9", (1 << 64) - 1, 2, 1)
@@ -54,7 +54,7 @@ STATS = FabricStats(
         Extend(7, 64, [4]),
         Commit(7),
         Cancel(7),
-        Shipped(7, ShipReport(1, 2, 3, 4)),
+        Shipped(7, ShipReport(1, 2, 3, 4, Span(5, 6), Span(7, 8), ("posix", "tcp"), 0, 9)),
         NotShipped(7, "PackFailed", ""),
     ],
     ids=lambda message: type(message).__name__,
