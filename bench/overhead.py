@@ -55,8 +55,9 @@ class Turns:
         self._tokens = 0
         loop: Any = engine  # its private parts are what is measured
         self._time(loop._runner._model, "forward", "model")
-        for name in ("sample_tokens", "_sample_row", "sampling"):
+        for name in ("_sample_row", "sampling"):
             self._time(model_runner, name, "sampler")
+        self._time(loop._runner._model.sampler, "sample_tokens", "sampler")
         for name in ("pack", "unpack"):
             self._time(StepLogprobs, name, "sampler")
         self._time(model_runner, "_batch_row", "batch")

@@ -23,7 +23,7 @@ from engine.cuda.load import open_flashinfer, with_graphs
 from engine.engine_config import EngineConfig
 from engine.kv_cache import KVCache
 from engine.model import Model, ModelOutput
-from engine.sampler import DrawTokens
+from engine.sampler import Sampler
 from engine.tp.collectives import Collectives
 from engine.tp.shard import WHOLE, Shard
 from engine.weights import ModelWeights, WeightReader, random_reader, read_weights
@@ -41,8 +41,7 @@ class Decoder(Protocol):
     """Of the weights; see WeightReader."""
     num_torch_threads: int | None
     """Threads that torch should use around it; None leaves torch's own choice."""
-    draw_tokens: DrawTokens
-    """What draws from logits on a CPU; those of another device never get there."""
+    sampler: Sampler
 
     def prepare(self, kv: KVCache) -> None:
         """Once, before the first `forward` over this cache; what is in it does not change."""

@@ -36,37 +36,65 @@ class RowRules(NamedTuple):
     """A grammar's set of token ids that may come next; see `sampler.SampleRow.grammar`."""
 
 
-def process_logits(logits: Tensor, rows: Rows[RowRules]) -> Tensor:
-    """[L, vocab] float32; the tensor itself if no row asks for anything, else a changed copy."""
-    masked = []
-    bans: list[_Cells] = []
-    biases: list[_Cells] = []
-    penalties: list[_Cells] = []
-    vocab_size = logits.shape[1]
+class Cells(NamedTuple):
+    """Logits of one row, and numbers for each of them."""
+
+    row: int
+    token_ids: npt.NDArray[np.int64]  # [n]
+    columns: tuple[npt.NDArray[np.float32], ...] = ()  # [n] each
+
+
+class Asked(NamedTuple):
+    """What all rows of a step ask for, on the host."""
+
+    masked: list[tuple[int, Words]]
+    """Row, and what may come next there."""
+    bans: list[Cells]
+    """Set to -inf; in no row that is masked."""
+    biases: list[Cells]
+    """Column: what is added."""
+    penalties: list[Cells]
+    """Columns: count among the outputs; repetition, frequency, presence penalty."""
+
+    def __bool__(self) -> bool:
+        return any(self[:])
+
+
+def asked(rows: Rows[RowRules], vocab_size: int) -> Asked:
+    """Each list in the order of rows."""
+    all_of_it = Asked([], [], [], [])
     for index, (rules, grammar) in enumerate(rows):
         if rules is None:
             if grammar is not None:
-                masked.append((index, grammar))
+                all_of_it.masked.append((index, grammar))
             continue
         banned = rules.banned_token_ids()
         words = _meet(grammar, rules.allowed_words(vocab_size))
         if words is not None:
-            masked.append((index, remove_ids(words, banned)))
+            all_of_it.masked.append((index, remove_ids(words, banned)))
         elif 0 < len(banned) < vocab_size:
-            bans.append(_Cells(index, np.array(banned)))
+            all_of_it.bans.append(Cells(index, np.array(banned)))
         if rules.params.logit_bias:
-            biases.append(_bias_cells(index, rules))
+            all_of_it.biases.append(_bias_cells(index, rules))
         if rules.has_penalties:
-            penalties.append(_penalty_cells(index, rules))
-    if not (masked or bans or biases or penalties):
+            all_of_it.penalties.append(_penalty_cells(index, rules))
+    return all_of_it
+
+
+def process_logits(logits: Tensor, rows: Rows[RowRules]) -> Tensor:
+    """[L, vocab] float32; the tensor itself if no row asks for anything, else a changed copy."""
+    vocab_size = logits.shape[1]
+    wanted = asked(rows, vocab_size)
+    if not wanted:
         return logits
+    masked = wanted.masked
     parts = _to_device(
         [
             np.array([index for index, _ in masked], dtype=np.int32),
             np.concatenate([words for _, words in masked]) if masked else _NO_WORDS,
-            *_columns(bans, 0, vocab_size),
-            *_columns(biases, 1, vocab_size),
-            *_columns(penalties, 4, vocab_size),
+            *_columns(wanted.bans, 0, vocab_size),
+            *_columns(wanted.biases, 1, vocab_size),
+            *_columns(wanted.penalties, 4, vocab_size),
         ],
         logits.device,
     )
@@ -79,31 +107,23 @@ def process_logits(logits: Tensor, rows: Rows[RowRules]) -> Tensor:
     return processed
 
 
-class _Cells(NamedTuple):
-    """Logits of one row, and numbers for each of them."""
-
-    row: int
-    token_ids: npt.NDArray[np.int64]  # [n]
-    columns: tuple[npt.NDArray[np.float32], ...] = ()  # [n] each
-
-
 _NO_WORDS: Words = np.empty(0, dtype=np.int32)
 
 
-def _bias_cells(row: int, rules: LogitRules) -> _Cells:
+def _bias_cells(row: int, rules: LogitRules) -> Cells:
     token_ids, values = zip(*rules.params.logit_bias, strict=True)
-    return _Cells(row, np.array(token_ids), (np.array(values, dtype=np.float32),))
+    return Cells(row, np.array(token_ids), (np.array(values, dtype=np.float32),))
 
 
-def _penalty_cells(row: int, rules: LogitRules) -> _Cells:
+def _penalty_cells(row: int, rules: LogitRules) -> Cells:
     params, counts = rules.params, rules.output_counts
     fixed = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     columns = (np.full(len(counts), value, dtype=np.float32) for value in fixed)
-    return _Cells(row, rules.seen_token_ids, (counts, *columns))
+    return Cells(row, rules.seen_token_ids, (counts, *columns))
 
 
 def _columns(
-    cells: Rows[_Cells], num_columns: int, vocab_size: int
+    cells: Rows[Cells], num_columns: int, vocab_size: int
 ) -> Iterator[npt.NDArray[np.int32]]:
     """Their places in flat logits, then their columns, as int32 words, all rows in one."""
     if not cells:

@@ -5,6 +5,7 @@ masks, bias, penalties, temperature and filters. No row depends on another.
 """
 
 from collections.abc import Sequence as Rows
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +15,19 @@ from torch import Tensor
 from engine.request import MAX_TOP_LOGPROBS, TokenLogprobs
 
 
+class LogprobTable(Protocol):
+    def __call__(self, logits: Tensor, token_ids: Tensor, *, has_top: bool) -> Tensor: ...
+
+
 class StepLogprobs:
     """The logprobs of one step's rows: `pack`, one copy to the host, `unpack`."""
 
-    def __init__(self, logits: Tensor, counts: Rows[int]) -> None:
+    def __init__(
+        self, logits: Tensor, counts: Rows[int], table: LogprobTable | None = None
+    ) -> None:
         """logits: [L, vocab] float32, as the model gave them. counts: [L] as
-        `SamplingParams.num_logprobs`."""
+        `SamplingParams.num_logprobs`. `table`: what makes it; None: `logprob_table`."""
+        self._table = table or logprob_table
         self._logits = logits
         self._counts = counts
         self._wanted = [row for row, count in enumerate(counts) if count]
@@ -34,7 +42,7 @@ class StepLogprobs:
         if len(self._wanted) < len(self._counts):
             rows = _indices(self._wanted, logits.device)
             logits, chosen = logits[rows], chosen[rows]
-        table = logprob_table(logits, chosen, has_top=self._has_top)
+        table = self._table(logits, chosen, has_top=self._has_top)
         return torch.cat((token_ids.int(), table.flatten()))
 
     def unpack(self, read: npt.NDArray[np.int32]) -> list[TokenLogprobs | None]:

@@ -20,11 +20,10 @@ from torch import Tensor
 from engine.attention import Attention, AttentionFactory, GatherAttention
 from engine.batch import BatchInput
 from engine.config import ModelConfig
-from engine.host_sampler import draw_tokens
 from engine.kv_cache import KVCache
 from engine.linear import Linear
 from engine.rope import rope_inv_freq
-from engine.sampler import DrawTokens
+from engine.sampler import Sampler, TorchSampler
 from engine.tp.collectives import Alone, Collectives
 from engine.tp.shard import WHOLE, Shard
 from engine.weights import LayerWeights, ModelWeights
@@ -55,7 +54,7 @@ class Model:
         self.config = shard.part_of(config)
         self.digest = weights.digest
         self.num_torch_threads = num_threads
-        self.draw_tokens: DrawTokens = draw_tokens
+        self.sampler: Sampler = TorchSampler()
         self._weights = weights
         self._attention = attention
         self._collectives = collectives or Alone()

@@ -27,7 +27,7 @@ from engine.kv_lease import KVLease
 from engine.logit_rules import Words
 from engine.logprobs import StepLogprobs
 from engine.prompt_logprobs import PromptLogprobsRows
-from engine.sampler import SampleRow, sample_tokens
+from engine.sampler import SampleRow
 from engine.scheduled_batch import BlockCopy, StepOutput, sampling
 from engine.sequence import Sequence
 from engine.tp.ranks import ALONE, Ranks
@@ -107,8 +107,10 @@ class ModelRunner:
             logits = logits[_logits_rows(seqs)]
         words = iter(masks.result() if masks is not None else ())
         rows = [_sample_row(seq, next(words) if seq.grammar else None) for seq in drawn]
-        logprobs = StepLogprobs(logits, [row.params.num_logprobs for row in rows])
-        packed = logprobs.pack(sample_tokens(logits, rows, self._model.draw_tokens))
+        sampler = self._model.sampler
+        counts = [row.params.num_logprobs for row in rows]
+        logprobs = StepLogprobs(logits, counts, sampler.logprob_table)
+        packed = logprobs.pack(sampler.sample_tokens(logits, rows))
         if told.num_rows:
             prompt_logits = partial(self._prompt_logits, hidden, batch)
             packed = torch.cat((packed.int(), told.pack(prompt_logits, batch)))

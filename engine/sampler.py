@@ -14,8 +14,8 @@ mass) then moved one draw in twenty of a flat distribution to a neighbour; the l
 logits moves only where the first two are as close as the rounding itself.
 
 No row of a batch depends on another. Nothing here waits for the device. On a CPU the draw goes row
-by row and with less work, in numpy (engine/host_sampler.py) or by kernels (engine/cpu/draw.py);
-what is below is the other devices'.
+by row and with less work, in numpy (engine/host_sampler.py); what is below is the other devices'.
+Beside kernels all of it is theirs (engine/cpu/sampler.py).
 """
 
 from collections.abc import Sequence as Rows
@@ -29,6 +29,7 @@ from torch import Tensor
 from engine.host_sampler import draw_tokens
 from engine.logit_processors import RowRules, process_logits
 from engine.logit_rules import LogitRules, Words
+from engine.logprobs import logprob_table
 from engine.request import SamplingParams
 
 _UINT64 = (1 << 64) - 1
@@ -50,29 +51,36 @@ class SampleRow(NamedTuple):
     returns, so its buffer may be filled again at once. It must allow something."""
 
 
-class DrawTokens(Protocol):
-    """How a CPU draws: see host_sampler.draw_tokens, and engine/cpu/sampler.py."""
+class Sampler(Protocol):
+    """What a decoder's logits are chosen from by. Engine thread only."""
 
-    def __call__(
-        self,
-        logits: npt.NDArray[np.float32],
-        rows: Rows[int],
-        params: Rows[SamplingParams],
-        keys: npt.NDArray[np.uint64],
-        out: npt.NDArray[np.int64],
-    ) -> None: ...
+    def sample_tokens(self, logits: Tensor, rows: Rows[SampleRow]) -> Tensor:
+        """As the function below."""
+        ...
+
+    def logprob_table(self, logits: Tensor, token_ids: Tensor, *, has_top: bool) -> Tensor:
+        """As logprobs.logprob_table."""
+        ...
 
 
-def sample_tokens(
-    logits: Tensor, rows: Rows[SampleRow], draw_on_host: DrawTokens = draw_tokens
-) -> Tensor:
+class TorchSampler:
+    """A `Sampler` for any device."""
+
+    def sample_tokens(self, logits: Tensor, rows: Rows[SampleRow]) -> Tensor:
+        return sample_tokens(logits, rows)
+
+    def logprob_table(self, logits: Tensor, token_ids: Tensor, *, has_top: bool) -> Tensor:
+        return logprob_table(logits, token_ids, has_top=has_top)
+
+
+def sample_tokens(logits: Tensor, rows: Rows[SampleRow]) -> Tensor:
     """logits: [L, vocab] float32, left as it is; -> [L] int64 token ids, on the same device, not
     waited for."""
     if any(row.rules is not None or row.grammar is not None for row in rows):
         logits = process_logits(logits, [RowRules(row.rules, row.grammar) for row in rows])
     drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
     if logits.device.type == "cpu":
-        return torch.from_numpy(_on_host(logits.numpy(), rows, drawn, draw_on_host))  # host memory
+        return torch.from_numpy(_on_host(logits.numpy(), rows, drawn))  # host memory
     token_ids = logits.argmax(dim=-1)
     if drawn:
         _draw_on_device(logits, drawn, [rows[index] for index in drawn], token_ids)
@@ -80,7 +88,7 @@ def sample_tokens(
 
 
 def _on_host(
-    logits: npt.NDArray[np.float32], rows: Rows[SampleRow], drawn: list[int], draw: DrawTokens
+    logits: npt.NDArray[np.float32], rows: Rows[SampleRow], drawn: list[int]
 ) -> npt.NDArray[np.int64]:
     token_ids: npt.NDArray[np.int64] = np.empty(len(rows), dtype=np.int64)
     if len(drawn) < len(rows):
@@ -89,7 +97,7 @@ def _on_host(
                 token_ids[index] = logits[index].argmax()  # thirteen times as fast as torch's
     if drawn:
         sampled = [rows[index] for index in drawn]
-        draw(logits, drawn, [row.params for row in sampled], noise_keys(sampled), token_ids)
+        draw_tokens(logits, drawn, [row.params for row in sampled], noise_keys(sampled), token_ids)
     return token_ids
 
 

@@ -7,8 +7,8 @@ the hash is compared with that, and for the dozen that pass the score is compute
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.cpu.adjust import Int32s
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Floats
 from engine.cpu.simd import LANES, any_above, exp, load, mul, splat, store
@@ -25,7 +25,7 @@ _HASHES = 2.0**31
 def largest(
     values: Floats,
     weights: Floats,
-    ids: npt.NDArray[np.int32],
+    ids: Int32s,
     num: int,
     low: np.uint32,
     high: np.uint32,

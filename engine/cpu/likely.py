@@ -6,14 +6,12 @@ order. A longer list is made only where the mass of the first is not enough.
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.cpu.adjust import Int32s
 from engine.cpu.gumbel import STRETCH
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Floats
 from engine.cpu.simd import LANES, add, any_above, exp, load, splat, store, sum_lanes, zeros
-
-Ids = npt.NDArray[np.int32]
 
 _NEAR, _FAR = -5.0, -10.0  # where filters look first: of the mass, most is above it
 _LOWEST = -3.0e38  # above -inf only
@@ -21,7 +19,7 @@ _LOWEST = -3.0e38  # above -inf only
 
 @kernel
 def keep_likely(
-    scaled: Floats, top_k: int, top_p: float, log_min_p: float, own: Floats, ids: Ids
+    scaled: Floats, top_k: int, top_p: float, log_min_p: float, own: Floats, ids: Int32s
 ) -> int:
     """How many tokens are kept: values in own[1], weights in own[2], ids ascending. -1: all are,
     and none was listed."""
@@ -53,7 +51,7 @@ def _mass(scaled: Floats) -> float:
 
 
 @kernel
-def _list(scaled: Floats, least: np.float32, values: Floats, ids: Ids) -> int:
+def _list(scaled: Floats, least: np.float32, values: Floats, ids: Int32s) -> int:
     """Tokens at or above `least`, ascending ids; how many."""
     below = splat(np.float32(least - np.float32(1e-6) - abs(least) * np.float32(1e-6)))
     num = 0
@@ -68,7 +66,7 @@ def _list(scaled: Floats, least: np.float32, values: Floats, ids: Ids) -> int:
 
 @kernel
 def _keep(
-    num: int, top_k: int, top_p: float, total: float, is_all: bool, own: Floats, ids: Ids
+    num: int, top_k: int, top_p: float, total: float, is_all: bool, own: Floats, ids: Int32s
 ) -> int:
     """Leaves of the `num` tokens listed what top-k and top-p keep, and weighs it; how many. -1 if
     tokens that are not listed may belong to that. `total`: the weight of all, negative if none but
@@ -135,7 +133,7 @@ def _middle(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
 
 
 @kernel
-def _leave(values: Floats, ids: Ids, num: int, least: np.float32) -> int:
+def _leave(values: Floats, ids: Int32s, num: int, least: np.float32) -> int:
     """Takes out what is below `least`; how many are left."""
     left = 0
     for i in range(num):

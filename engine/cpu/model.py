@@ -29,7 +29,7 @@ from engine.cpu.team import Team
 from engine.kv_cache import KVCache
 from engine.model import ModelOutput
 from engine.rope import rope_inv_freq
-from engine.sampler import DrawTokens
+from engine.sampler import Sampler
 from engine.weights import LayerWeights, Matrix, WeightReader
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -79,7 +79,7 @@ class PanelModel:
         )
         self._inv_freq = rope_inv_freq(config.rope, config.head_dim).numpy()
         self._scratch = ScratchPool(self._shape, dtype, team.num_threads)
-        self.draw_tokens: DrawTokens = KernelSampler(config.vocab_size, team).draw_tokens
+        self.sampler: Sampler = KernelSampler(config.vocab_size, team)
         self._compile(dtype)
 
     @classmethod

@@ -1,101 +1,152 @@
-"""The draw of many rows by the team of threads: engine/cpu/draw.py behind the interface of
-host_sampler.draw_tokens. Engine thread only.
+"""A `Sampler` of kernels: choose.py and tell.py over all rows of a step, by the team of threads.
+
+Engine thread only. A step's wishes become plain arrays here; rows are shared out among the threads
+if there are enough of them to be worth waking one.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from engine.cpu.draw import SCRATCH_ROWS, Doubles, Uint32s, draw, padded
+from engine.cpu.adjust import Changes, Int32s
+from engine.cpu.choose import SCRATCH_ROWS, Wishes, choose, padded
 from engine.cpu.layout import Floats, Ints
-from engine.cpu.likely import Ids
 from engine.cpu.sync import COUNTERS_PER_REGION
 from engine.cpu.team import Team
-from engine.request import SamplingParams
+from engine.cpu.tell import tell
+from engine.logit_processors import Asked, Cells, RowRules, asked
+from engine.request import MAX_TOP_LOGPROBS, SamplingParams
+from engine.sampler import SampleRow, noise_keys
 
-_FEW = 3  # rows that are drawn sooner than another thread wakes up
+_FEW = 3  # rows that are done sooner than another thread wakes up
 
 
 class KernelSampler:
     """See the module. Compiles, if that was not done before on this machine."""
 
     def __init__(self, vocab_size: int, team: Team) -> None:
+        self._vocab_size = vocab_size
         self._team = team
         size = (team.num_threads, padded(vocab_size))
         self._floats: Floats = np.zeros((size[0], SCRATCH_ROWS, size[1]), dtype=np.float32)
-        self._ids: Ids = np.zeros(size, dtype=np.int32)
-        self._draw(_alone, np.zeros((1, vocab_size), dtype=np.float32), [0], [_ANY], _KEY, _OUT)
+        self._ids: Int32s = np.zeros(size, dtype=np.int32)
+        logits = torch.zeros(1, vocab_size)
+        self.sample_tokens(logits, [SampleRow(SamplingParams(max_tokens=1, temperature=1.0), 0, 0)])
+        self.logprob_table(logits, torch.zeros(1, dtype=torch.int64), has_top=True)
 
-    def draw_tokens(
-        self,
-        logits: npt.NDArray[np.float32],
-        rows: Sequence[int],
-        params: Sequence[SamplingParams],
-        keys: npt.NDArray[np.uint64],
-        out: npt.NDArray[np.int64],
-    ) -> None:
-        """As host_sampler.draw_tokens."""
-        run = _alone if len(rows) <= _FEW else self._team.run
-        self._draw(run, np.ascontiguousarray(logits), rows, params, keys, out)
-
-    def _draw(
-        self,
-        run: Callable[[Callable[[int], None]], None],
-        logits: npt.NDArray[np.float32],
-        rows: Sequence[int],
-        params: Sequence[SamplingParams],
-        keys: npt.NDArray[np.uint64],
-        out: npt.NDArray[np.int64],
-    ) -> None:
-        run(
+    def sample_tokens(self, logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+        """As sampler.sample_tokens."""
+        values = np.ascontiguousarray(logits.numpy())  # host memory
+        if not any(row.params.temperature or row.rules or row.grammar is not None for row in rows):
+            return torch.from_numpy(values.argmax(axis=-1))
+        rules = [RowRules(row.rules, row.grammar) for row in rows]
+        changes = changes_of(asked(rules, self._vocab_size), len(rows), self._vocab_size)
+        out: Ints = np.empty(len(rows), dtype=np.int64)
+        self._run(
             partial(
-                _run,
-                np.zeros(COUNTERS_PER_REGION, dtype=np.int64),
-                logits,
-                np.array(rows, dtype=np.int64),
-                np.array([p.temperature for p in params], dtype=np.float32),
-                np.array([p.top_k for p in params], dtype=np.int64),
-                np.array([p.top_p for p in params], dtype=np.float64),
-                np.array([_log(p.min_p) for p in params], dtype=np.float64),
-                keys.view(np.uint32).reshape(-1, 2),
-                self._floats,
-                self._ids,
-                out,
-            )
+                _choose, _counters(), values, _wishes(rows), changes, self._floats, self._ids, out
+            ),
+            len(rows),
         )
+        return torch.from_numpy(out)
+
+    def logprob_table(self, logits: Tensor, token_ids: Tensor, *, has_top: bool) -> Tensor:
+        """As logprobs.logprob_table; equal logits are told in the order of their ids."""
+        num_top = min(MAX_TOP_LOGPROBS, self._vocab_size) if has_top else 0
+        table: Int32s = np.empty((len(logits), 2 + 2 * num_top), dtype=np.int32)
+        values = np.ascontiguousarray(logits.numpy())  # host memory
+        chosen = token_ids.numpy()  # host memory
+        floats = table.view(np.float32)
+        self._run(partial(_tell, _counters(), values, chosen, table, floats), len(table))
+        return torch.from_numpy(table)
+
+    def _run(self, function: Callable[[int], None], num_rows: int) -> None:
+        if num_rows <= _FEW:
+            function(0)
+        else:
+            self._team.run(function)
 
 
-_ANY = SamplingParams(max_tokens=1, temperature=1.0)
-_KEY: npt.NDArray[np.uint64] = np.zeros(1, dtype=np.uint64)
-_OUT: Ints = np.zeros(1, dtype=np.int64)
+def changes_of(wanted: Asked, num_rows: int, vocab_size: int) -> Changes:
+    """What `logit_processors.asked` says, as plain arrays."""
+    mask_of = np.full(num_rows, -1, dtype=np.int64)
+    for index, (row, _) in enumerate(wanted.masked):
+        mask_of[row] = index
+    bans = [
+        Cells(row, ids, (np.full(len(ids), -np.inf, np.float32),)) for row, ids, _ in wanted.bans
+    ]
+    added = _flat([*bans, *wanted.biases], num_rows, vocab_size)
+    seen = _flat(wanted.penalties, num_rows, vocab_size)
+    penalties = np.zeros((num_rows, 3), dtype=np.float32)
+    for row, ids, (_, *fixed) in wanted.penalties:
+        if len(ids):
+            penalties[row] = [column[0] for column in fixed]
+    masks = np.stack([words for _, words in wanted.masked]) if wanted.masked else _NO_MASKS
+    return Changes(mask_of, masks, *added, *seen, penalties)
 
 
-def _alone(function: Callable[[int], None]) -> None:
-    function(0)
+def _banned(cells: Cells) -> Cells:
+    return cells._replace(columns=(np.full(len(cells.token_ids), -np.inf, dtype=np.float32),))
+
+
+def _flat(cells: Sequence[Cells], num_rows: int, vocab_size: int) -> tuple[Ints, Ints, Floats]:
+    """Where each row ends, token ids, first columns."""
+    counts = [0] * num_rows
+    for row, ids, _ in cells:
+        counts[row] += len(ids)
+    ends = np.array([0, *accumulate(counts)], dtype=np.int64)
+    if not cells:
+        return ends, _NO_IDS, _NO_FLOATS
+    in_order = sorted(cells, key=lambda part: part.row)  # bans before biases, as they came
+    ids = np.concatenate([part.token_ids for part in in_order])
+    # The kernels look at no bounds.
+    assert not len(ids) or (ids.min() >= 0 and ids.max() < vocab_size), ids
+    return ends, ids, np.concatenate([part.columns[0] for part in in_order])
+
+
+_NO_IDS: Ints = np.empty(0, dtype=np.int64)
+_NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
+_NO_MASKS: Int32s = np.empty((0, 0), dtype=np.int32)
+
+
+def _wishes(rows: Sequence[SampleRow]) -> Wishes:
+    params = [row.params for row in rows]
+    return Wishes(
+        np.array([p.temperature for p in params], dtype=np.float32),
+        np.array([p.top_k for p in params], dtype=np.int64),
+        np.array([p.top_p for p in params], dtype=np.float64),
+        np.array([_log(p.min_p) for p in params], dtype=np.float64),
+        noise_keys(rows).view(np.uint32).reshape(-1, 2),
+    )
 
 
 def _log(min_p: float) -> float:
     return math.log(min_p) if min_p > 0.0 else -math.inf
 
 
-def _run(
+def _counters() -> Ints:
+    return np.zeros(COUNTERS_PER_REGION, dtype=np.int64)
+
+
+def _choose(
     counters: Ints,
     logits: Floats,
-    rows: Ints,
-    temperatures: Floats,
-    top_ks: Ints,
-    top_ps: Doubles,
-    log_min_ps: Doubles,
-    keys: Uint32s,
+    wishes: Wishes,
+    changes: Changes,
     floats: Floats,
-    ids: Ids,
+    ids: Int32s,
     out: Ints,
     thread: int,
 ) -> None:
-    draw(
-        counters, thread, logits, rows, temperatures, top_ks, top_ps, log_min_ps, keys, floats,
-        ids, out,
-    )  # fmt: skip
+    choose(counters, thread, logits, wishes, changes, floats, ids, out)
+
+
+def _tell(
+    counters: Ints, logits: Floats, chosen: Ints, table: Int32s, floats: Floats, thread: int
+) -> None:
+    tell(counters, logits, chosen, table, floats)

@@ -255,6 +255,17 @@ def any_above(typing: Any, x: Any, y: Any) -> Any:
     return types.boolean(vector, vector), emit
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def count_above(typing: Any, x: Any, y: Any) -> Any:
+    """How many lanes of x are greater than those of y."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes = builder.bitcast(builder.fcmp_ordered(">", *args), I16)
+        return builder.zext(call(builder, "llvm.ctpop.i16", I16, [lanes]), I64)
+
+    return types.int64(vector, vector), emit
+
+
 def _reduction(combine: _Emit) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = args[0]
