@@ -4,9 +4,10 @@ UCX is one context, one progress thread and one notifier thread per process, bou
 loop. `UCXTransport`s of one loop share it; the last one to close takes it down, without which the
 process would hang at exit. Never fork after this module is imported: spawn.
 
-Three things here are not what ucxx does by itself:
+Four things here are not what ucxx does by itself:
 - A cancelled send returns normally from ucxx. Here it fails with `PeerLost`.
 - A cancelled wait would drop the buffer that UCX still writes to. Here the operation keeps it.
+- Its progress thread sleeps for long when there is nothing to do (ucx_clock.py).
 - `abort` waits for UCX in a thread: the loop that carries everyone's frames must not.
 
 Errors of ucxx are turned into ours outside their `except` blocks: an exception that keeps one of
@@ -17,7 +18,9 @@ import asyncio
 import gc
 import logging
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from traceback import clear_frames, walk_tb
 from typing import Any
 
@@ -34,6 +37,7 @@ import ucxx
 
 from kvfabric.errors import BadFrame, DeadlineExceeded, FabricError, PeerLost
 from kvfabric.transport import Channel, Endpoint, Listener, OnEndpoint, Transport
+from kvfabric.ucx_clock import IDLE_MS, Clock, signaller
 from kvfabric.ucx_lanes import endpoint_lanes
 
 _logger = logging.getLogger(__name__)
@@ -47,6 +51,36 @@ class _Context:
     loop: asyncio.AbstractEventLoop | None = None
     users = 0
     closer: ThreadPoolExecutor | None = None
+    clock: Clock | None = None
+
+
+def _clock() -> Clock | None:
+    """Instead of ucxx's own; None: that one stays."""
+    worker = ucxx.core._get_ctx().worker
+    wake = signaller(worker.handle)
+    if wake is None:
+        return None
+    worker.stop_progress_thread()
+    worker.start_progress_thread(polling_mode=False, epoll_timeout=IDLE_MS)
+    return Clock(wake)
+
+
+def _wind() -> None:
+    if _Context.clock is not None:
+        _Context.clock.wind()
+
+
+@contextmanager
+def _under_way() -> Iterator[None]:
+    clock = _Context.clock
+    if clock is None:
+        yield
+        return
+    clock.begin()
+    try:
+        yield
+    finally:
+        clock.end()
 
 
 class _UCXEndpoint(Endpoint):
@@ -55,6 +89,7 @@ class _UCXEndpoint(Endpoint):
         self._closer = closer
         self._loop = asyncio.get_running_loop()
         self._transports = endpoint_lanes(ep.ucp_endpoint)
+        _wind()
 
     def send(self, channel: Channel, message: bytes | memoryview) -> asyncio.Future[None]:
         return self._watched(self._send(channel, message))
@@ -66,6 +101,7 @@ class _UCXEndpoint(Endpoint):
         ep, self._ep = self._ep, None
         if ep is not None:
             self._closer.submit(ep.abort)
+            _wind()
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -85,7 +121,8 @@ class _UCXEndpoint(Endpoint):
         if self._ep is None:
             raise PeerLost("the connection is closed")
         try:
-            await self._ep.send(message, tag=int(channel))
+            with _under_way():
+                await self._ep.send(message, tag=int(channel))
         except ucxx.exceptions.UCXError as error:
             reason = str(error)
         else:
@@ -97,6 +134,7 @@ class _UCXEndpoint(Endpoint):
     async def _recv(self, channel: Channel, buffer: bytearray | memoryview) -> None:
         if self._ep is None:
             raise PeerLost("the connection is closed")
+        _wind()  # it may be there for long: only its submission is ours to hurry
         try:
             await self._ep.recv(buffer, tag=int(channel))
         except ucxx.exceptions.UCXMessageTruncatedError as error:
@@ -140,6 +178,7 @@ class UCXTransport(Transport):
                 enable_python_future=True,
                 enable_delayed_submission=True,  # else this thread spins on UCX's lock: 2x the CPU
             )
+            _Context.clock = _clock()
             _Context.loop = loop
             _Context.closer = ThreadPoolExecutor(1, thread_name_prefix="ucx-closer")
         _Context.users += 1
@@ -149,7 +188,8 @@ class UCXTransport(Transport):
     async def connect(self, address: str, seconds: float) -> Endpoint:
         host, port = split_address(address)
         try:
-            ep = await ucxx.create_endpoint(host, port, connect_timeout=seconds)
+            with _under_way():
+                ep = await ucxx.create_endpoint(host, port, connect_timeout=seconds)
         except TimeoutError as error:
             failure: FabricError = DeadlineExceeded(f"{address} did not answer in {seconds:g} s")
             self._close_half_made(error)
@@ -191,7 +231,12 @@ class UCXTransport(Transport):
         if _Context.users:
             return
         loop = asyncio.get_running_loop()
+        clock, _Context.clock = _Context.clock, None
+        if clock is not None:
+            clock.begin()
         await loop.run_in_executor(self._closer, gc.collect)  # behind every abort under way
+        if clock is not None:
+            clock.stop()  # what it wakes is about to go
         try:
             await loop.run_in_executor(self._closer, ucxx.reset)
         except ucxx.exceptions.UCXError as error:

@@ -37,7 +37,7 @@ class _EndpointAttributes(ctypes.Structure):  # ucp_ep_attr_t of UCX 1.12 and la
 
 
 @cache
-def _libucp() -> ctypes.CDLL | None:
+def libucp() -> ctypes.CDLL | None:
     package = find_spec("libucx")
     if package is None or not package.submodule_search_locations:
         return None
@@ -48,7 +48,7 @@ def _libucp() -> ctypes.CDLL | None:
 
 def endpoint_lanes(ucp_endpoint: int) -> tuple[str, ...]:
     """Names like ("posix", "sysv", "tcp"), sorted; empty if UCX cannot be asked."""
-    library = _libucp()
+    library = libucp()
     if library is None:
         return ()
     lanes = (_Lane * _MAX_LANES)()
