@@ -2,11 +2,13 @@
 
 The compiled code lies beside the prepared models, in a folder named after the sources of this
 package: Numba looks at the one file a function stands in, and our functions are inlined across
-files.
+files. Folders of other versions go when they have not been used for a day, but for the newest few.
 """
 
 import hashlib
 import os
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +18,9 @@ import numba
 from engine.model_cache import default_cache_root
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+_KEPT, _UNUSED_S = 4, 24 * 3600.0
 
 
 def _cache_folder() -> Path:
@@ -33,7 +38,23 @@ def _keep_code() -> bool:
     except OSError:
         return False
     numba.config.CACHE_DIR = str(folder)
-    return os.access(folder, os.W_OK)
+    if not os.access(folder, os.W_OK):
+        return False
+    os.utime(folder)
+    remove_old(folder.parent)
+    return True
+
+
+def remove_old(kernels: Path) -> None:
+    """Folders of sources that nobody has used of late; a few stay, whatever their age."""
+    try:
+        last_used = {folder: folder.stat().st_mtime for folder in kernels.iterdir()}
+    except OSError:  # another process is at it
+        return
+    newest_first = sorted(last_used, key=lambda folder: last_used[folder], reverse=True)
+    for folder in newest_first[_KEPT:]:
+        if last_used[folder] < time.time() - _UNUSED_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 _CACHE = _keep_code()
