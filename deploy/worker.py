@@ -30,6 +30,7 @@ from deploy.leaf_configs import engine_config, fabric_config
 from deploy.rank_metrics import RanksCollector
 from deploy.ranks import RankProcesses, of_rank, pin, rank_processes
 from deploy.worker_config import WorkerConfig
+from deploy.worker_memory import memory_mb
 from deploy.worker_metrics import WorkerCollector, loop_wait_histogram, watch_tasks
 from deploy.worker_status import WorkerStatus, new_generation
 from engine.async_engine import AsyncEngine
@@ -125,6 +126,7 @@ def _run(config: WorkerConfig, engine: Engine, processes: RankProcesses) -> None
     ends = [other.handoff for other in processes.others]
     fabric = RankedFabric(settings, staging, ends) if ends else Fabric(settings, staging)
     fabric.start()
+    logger.info("memory", **memory_mb(engine, settings.staging_nbytes))
     try:
         asyncio.run(_serve(config, engine, fabric, generation, processes))
     finally:

@@ -42,6 +42,8 @@ class Decoder(Protocol):
     num_torch_threads: int | None
     """Threads that torch should use around it; None leaves torch's own choice."""
     sampler: Sampler
+    weights_nbytes: int
+    """Memory of the weights, in the layout that it computes with."""
 
     def prepare(self, kv: KVCache) -> None:
         """Once, before the first `forward` over this cache; what is in it does not change."""

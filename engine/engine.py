@@ -57,6 +57,8 @@ class Engine(EngineLoop):
         """(layers, KV heads, bytes of one head of one token's K or V)"""
         self._ranks = ranks
         self._decoder = load_decoder(config, self.model_config, dtype, device, ranks.collectives)
+        self.weights_nbytes = self._decoder.weights_nbytes
+        """Of this rank."""
         digest = self._decoder.digest
         self.fingerprint = fingerprint(self.model_config, digest, dtype, wire_version)
         kv_cache = open_pool(config, self.model_config, dtype, device)

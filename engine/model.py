@@ -55,6 +55,7 @@ class Model:
         self.digest = weights.digest
         self.num_torch_threads = num_threads
         self.sampler: Sampler = TorchSampler()
+        self.weights_nbytes = weights.nbytes
         self._weights = weights
         self._attention = attention
         self._collectives = collectives or Alone()

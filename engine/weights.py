@@ -58,13 +58,14 @@ class ModelWeights:
     lm_head: Linear  # hidden → vocab, this rank's
     digest: bytes
     """32 bytes over names, shapes and samples of the tensors as this dtype holds them."""
+    nbytes: int
 
     @classmethod
     def read(cls, reader: "WeightReader") -> "ModelWeights":
         embedding = reader.embedding()
         layers = tuple(_with_linears(layer) for layer in reader.layers())
         norm, lm_head = reader.norm(), Linear(*reader.lm_head())
-        return cls(embedding, layers, norm, lm_head, reader.digest())
+        return cls(embedding, layers, norm, lm_head, reader.digest(), reader.nbytes)
 
 
 def _with_linears(layer: LayerWeights[Matrix]) -> LayerWeights[Linear]:
@@ -142,6 +143,8 @@ class WeightReader:
         self._device = device
         self._hash = hashlib.sha256()
         self._tied: Tensor | None = None
+        self.nbytes = 0
+        """Of the tensors read so far, as they are kept."""
 
     def embedding(self) -> Tensor:
         """[vocab, hidden]"""
@@ -217,6 +220,7 @@ class WeightReader:
         stored = self._read(f"{name}.weight", (num_out, num_in))
         weight = torch.empty((num_out, len(own)), dtype=self.dtype, device=self._device)
         weight.copy_(stored[:, own.start : own.stop])
+        self.nbytes += weight.nbytes
         bias = self._whole(f"{name}.bias", (num_out,)) if has_bias else None
         return Matrix(weight, bias if self.shard.rank == 0 else None)
 
@@ -227,6 +231,7 @@ class WeightReader:
         """Names, shapes and the rows to keep of each."""
         sizes = [len(own) for _, _, own in parts]
         fused = torch.empty((sum(sizes), *parts[0][1][1:]), dtype=self.dtype, device=self._device)
+        self.nbytes += fused.nbytes
         for (name, shape, own), place in zip(parts, fused.split_with_sizes(sizes), strict=True):
             place.copy_(self._read(name, shape)[own.start : own.stop])
         return fused

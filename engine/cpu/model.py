@@ -62,6 +62,7 @@ class PanelModel:
         self.num_torch_threads: int | None = (
             1  # torch only samples; its own team would spin beside ours
         )
+        self.weights_nbytes = sum(part.nbytes for part in weights if isinstance(part, np.ndarray))
         self._weights = weights
         self._team = team
         self._shape = Shape(
