@@ -119,14 +119,16 @@ def _draw_on_device(
 def noise_keys(rows: Rows[SampleRow]) -> npt.NDArray[np.uint64]:
     """[len(rows)], 64 bits each: the splitmix64 finalizer (Steele, Lea and Flood, 2014) absorbs
     seed, sample and output index one after the other."""
-    counters = np.array(
-        [(row.params.seed & _UINT64, row.sample, row.output_index) for row in rows],
-        dtype=np.uint64,
-    )
     state = np.zeros(len(rows), dtype=np.uint64)
-    for column in counters.T:
+    for column in noise_counters(rows).T:
         state = _mix((state ^ column) + _GOLDEN)
     return state
+
+
+def noise_counters(rows: Rows[SampleRow]) -> npt.NDArray[np.uint64]:
+    """[len(rows), 3]: seed, sample, output index."""
+    counters = [(row.params.seed & _UINT64, row.sample, row.output_index) for row in rows]
+    return np.array(counters, dtype=np.uint64).reshape(-1, 3)
 
 
 def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:

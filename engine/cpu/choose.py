@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.cpu.adjust import Changes, Int32s, adjust, asks
-from engine.cpu.gumbel import STRETCH, largest, largest_of_all
+from engine.cpu.gumbel import STRETCH, largest, largest_of_all, noise_key
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Floats, Ints
 from engine.cpu.likely import keep_likely
@@ -36,7 +36,7 @@ class Wishes(NamedTuple):
     top_ks: Ints  # [L] 0: off
     top_ps: npt.NDArray[np.float64]  # [L]
     log_min_ps: npt.NDArray[np.float64]  # [L] -inf: off
-    keys: npt.NDArray[np.uint32]  # [L, 2] see sampler.noise_keys
+    counters: npt.NDArray[np.uint64]  # [L, 3] see sampler.noise_counters
 
 
 def padded(vocab_size: int) -> int:
@@ -74,7 +74,8 @@ def choose(
 @kernel
 def _draw(row: int, values: Floats, wishes: Wishes, own: Floats, ids: Int32s) -> int:
     vocab, top_k, scaled = len(values), wishes.top_ks[row], own[0]
-    low, high = wishes.keys[row, 0], wishes.keys[row, 1]
+    key = noise_key(wishes.counters[row])
+    low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
     _scale(values, wishes.temperatures[row], scaled)
     top_k = top_k if top_k < vocab else 0
     num = keep_likely(scaled, top_k, wishes.top_ps[row], wishes.log_min_ps[row], own, ids)

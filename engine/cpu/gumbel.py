@@ -7,6 +7,7 @@ the hash is compared with that, and for the dozen that pass the score is compute
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.cpu.adjust import Int32s
 from engine.cpu.jit import kernel
@@ -90,3 +91,20 @@ def _mix32(x: np.uint32) -> np.uint32:
     x = np.uint32(x ^ (x >> np.uint32(15)))
     x = np.uint32(x * np.uint32(0x846CA68B))
     return np.uint32(x ^ (x >> np.uint32(16)))
+
+
+@kernel
+def noise_key(counters: npt.NDArray[np.uint64]) -> np.uint64:
+    """As sampler.noise_keys, of one row."""
+    state = np.uint64(0)
+    for counter in counters:
+        state = _mix64(np.uint64((state ^ counter) + np.uint64(0x9E3779B97F4A7C15)))
+    return state
+
+
+@kernel
+def _mix64(x: np.uint64) -> np.uint64:
+    """The finalizer of splitmix64."""
+    x = np.uint64((x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9))
+    x = np.uint64((x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB))
+    return np.uint64(x ^ (x >> np.uint64(31)))

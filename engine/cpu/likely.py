@@ -1,8 +1,10 @@
 """Which tokens min-p, top-k and top-p leave of a row, in kernels.
 
-Tokens near the likeliest are listed, with their weights. The last value kept is found by halving
-the list (Hoare's selection, by count for top-k, by weight for top-p): nobody needs the others in
-order. A longer list is made only where the mass of the first is not enough.
+Few tokens lie near the likeliest, and mostly they decide: those are listed. Else a level is sought
+above which there is what is to be kept and little more, by passes over the whole row that weigh, or
+count, what is above four levels at once; then what is above it is listed. The last value kept is
+found by halving the list (Hoare's selection, by count for top-k, by weight for top-p): nobody needs
+the others in order.
 """
 
 import numpy as np
@@ -11,9 +13,23 @@ from engine.cpu.adjust import Int32s
 from engine.cpu.gumbel import STRETCH
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Floats
-from engine.cpu.simd import LANES, add, any_above, exp, load, splat, store, sum_lanes, zeros
+from engine.cpu.simd import (
+    LANES,
+    add,
+    any_above,
+    exp,
+    load,
+    splat,
+    store,
+    sum_lanes,
+    where_above,
+    zeros,
+)
 
-_NEAR, _FAR = -5.0, -10.0  # where filters look first: of the mass, most is above it
+_NEAR = -5.0  # where filters look first: of the mass, most is above it
+_FEW = 1024  # tokens that are listed without a search for a better level
+_LEAST = -32.0  # where that search begins: hardly any mass is below it
+_SPLITS = 3  # passes, each for a fifth of what was left
 _LOWEST = -3.0e38  # above -inf only
 
 
@@ -25,17 +41,19 @@ def keep_likely(
     and none was listed."""
     if top_k == 0 and top_p >= 1.0 and log_min_p == -np.inf:
         return -1
-    if log_min_p == -np.inf:
-        total = -1.0 if top_k > 0 else _mass(scaled)
-        near = _NEAR
-        while near >= _FAR:
-            num = _list(scaled, np.float32(near), own[1], ids)
-            num = _keep(num, top_k, top_p, total, False, own, ids)
-            if num >= 0:
-                return num
-            near += _FAR - _NEAR
-    num = _list(scaled, np.float32(max(log_min_p, _LOWEST)), own[1], ids)
-    return _keep(num, top_k, top_p, -1.0, True, own, ids)
+    if log_min_p > -np.inf:
+        num = _list(scaled, np.float32(log_min_p), len(scaled), own[1], ids)
+        return _keep(num, top_k, top_p, -1.0, True, own, ids)
+    total = -1.0 if top_k > 0 else _mass(scaled)
+    num = _list(scaled, np.float32(_NEAR), _FEW, own[1], ids)
+    if num <= _FEW:
+        num = _keep(num, top_k, top_p, total, False, own, ids)
+        if num >= 0:
+            return num
+    wanted = float(top_k) if top_k > 0 else total * top_p
+    level = _level(scaled, top_k > 0, wanted, own[2])
+    num = _list(scaled, level, len(scaled), own[1], ids)
+    return _keep(num, top_k, top_p, total, True, own, ids)
 
 
 @kernel
@@ -51,8 +69,52 @@ def _mass(scaled: Floats) -> float:
 
 
 @kernel
-def _list(scaled: Floats, least: np.float32, values: Floats, ids: Int32s) -> int:
-    """Tokens at or above `least`, ascending ids; how many."""
+def _level(scaled: Floats, counts: bool, wanted: float, weights: Floats) -> np.float32:
+    """Above it there is as much weight as `wanted`, or so many tokens, and little more."""
+    for i in range(0, len(scaled) - LANES, LANES):
+        store(weights, i, splat(np.float32(1.0)) if counts else exp(load(scaled, i)))
+    low, width = np.float32(_LEAST), np.float32(-_LEAST / 5)
+    for _ in range(_SPLITS):
+        a, b = np.float32(low + width), np.float32(low + 2 * width)
+        c, d = np.float32(low + 3 * width), np.float32(low + 4 * width)
+        above_a, above_b, above_c, above_d = _above(scaled, weights, a, b, c, d)
+        if above_d >= wanted:
+            low = d
+        elif above_c >= wanted:
+            low = c
+        elif above_b >= wanted:
+            low = b
+        elif above_a >= wanted:
+            low = a
+        width /= np.float32(5.0)
+    return low if low > _LEAST else np.float32(_LOWEST)
+
+
+@kernel
+def _above(
+    scaled: Floats, weights: Floats, a: np.float32, b: np.float32, c: np.float32, d: np.float32
+) -> tuple[float, float, float, float]:
+    """The weight above each of four levels."""
+    levels = splat(a), splat(b), splat(c), splat(d)
+    sum_a = sum_b = sum_c = sum_d = 0.0
+    for start in range(0, len(scaled) - LANES, STRETCH):
+        in_a, in_b, in_c, in_d = zeros(), zeros(), zeros(), zeros()
+        for i in range(start, start + STRETCH, LANES):
+            lanes, weight = load(scaled, i), load(weights, i)
+            in_a = add(in_a, where_above(lanes, levels[0], weight))
+            in_b = add(in_b, where_above(lanes, levels[1], weight))
+            in_c = add(in_c, where_above(lanes, levels[2], weight))
+            in_d = add(in_d, where_above(lanes, levels[3], weight))
+        sum_a += sum_lanes(in_a)
+        sum_b += sum_lanes(in_b)
+        sum_c += sum_lanes(in_c)
+        sum_d += sum_lanes(in_d)
+    return sum_a, sum_b, sum_c, sum_d
+
+
+@kernel
+def _list(scaled: Floats, least: np.float32, most: int, values: Floats, ids: Int32s) -> int:
+    """Tokens at or above `least`, ascending ids; how many, or some number beyond `most`."""
     below = splat(np.float32(least - np.float32(1e-6) - abs(least) * np.float32(1e-6)))
     num = 0
     for i in range(0, len(scaled), LANES):
@@ -61,6 +123,8 @@ def _list(scaled: Floats, least: np.float32, values: Floats, ids: Int32s) -> int
                 values[num] = scaled[j]
                 ids[num] = j
                 num += scaled[j] >= least
+            if num > most:
+                return num
     return num
 
 

@@ -21,7 +21,7 @@ from engine.cpu.team import Team
 from engine.cpu.tell import tell
 from engine.logit_processors import Asked, Cells, RowRules, asked
 from engine.request import MAX_TOP_LOGPROBS, SamplingParams
-from engine.sampler import SampleRow, noise_keys
+from engine.sampler import SampleRow, noise_counters
 
 _FEW = 3  # rows that are done sooner than another thread wakes up
 
@@ -121,7 +121,7 @@ def _wishes(rows: Sequence[SampleRow]) -> Wishes:
         np.array([p.top_k for p in params], dtype=np.int64),
         np.array([p.top_p for p in params], dtype=np.float64),
         np.array([_log(p.min_p) for p in params], dtype=np.float64),
-        noise_keys(rows).view(np.uint32).reshape(-1, 2),
+        noise_counters(rows),
     )
 
 

@@ -266,6 +266,14 @@ def count_above(typing: Any, x: Any, y: Any) -> Any:
     return types.int64(vector, vector), emit
 
 
+def _emit_where_above(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", x, y), z, constant(V_F32, 0.0))
+
+
+where_above = _operation(3, _emit_where_above)
+"""Lanes of z where x is greater than y, elsewhere 0."""
+
+
 def _reduction(combine: _Emit) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = args[0]
