@@ -86,8 +86,7 @@ class PackedBatch:
         counts = (num_rows, num_tokens, max_blocks, len(logits_rows), len(prompt_rows))
         sizes = _sizes(*counts)
 
-        # The caching host allocator reuses a pinned buffer only after the copies that read it.
-        host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=pinned)
+        host = _pinned(sum(sizes)) if pinned else torch.from_numpy(np.empty(sum(sizes), np.int64))
         parts = _split(host.numpy(), sizes)  # host memory
         input_ids, positions, slot_mapping, flat_tables, logits_indices, *prompts, words = parts
 
@@ -115,26 +114,30 @@ class PackedBatch:
             num_rows, self.num_tokens, self.max_blocks, self.num_logits, self.num_prompts
         )
         num_int32 = 2 * num_rows + 1
-        whole = self.host.numpy()  # host memory
-        tables = torch.from_numpy(_split(whole, sizes)[3]).view(num_rows, self.max_blocks)
-        on_host = whole[-sizes[-1] :].view(np.int32)
+        parts = _split(self.host.numpy(), sizes)  # host memory
+        tables = parts[3].reshape(num_rows, self.max_blocks)
+        int32 = parts[7].view(np.int32)[:num_int32]
         if device.type == "cpu":
-            # Unlike torch's slices these keep the GIL: whoever waits for it, with the last step's
-            # tokens, gets it when the model computes.
-            dev = [torch.from_numpy(part) for part in _split(whole, sizes)]
+            # Unlike torch's slices and views, numpy's keep the GIL: whoever waits for it, with the
+            # last step's tokens, gets it when the model computes.
+            starts, lens = int32[: num_rows + 1], int32[num_rows + 1 :]
+            arrays = (*parts[:3], tables, *parts[4:7], starts, lens)
+            dev = [torch.from_numpy(array) for array in arrays]
         else:
             dev = _split(self.host.to(device, non_blocking=True), sizes)
-        int32 = dev[7].view(torch.int32)
+            dev[3] = dev[3].view(num_rows, self.max_blocks)
+            words = dev[7].view(torch.int32)
+            dev[7:] = [words[: num_rows + 1], words[num_rows + 1 : num_int32]]
         return BatchInput(
             input_ids=dev[0],
             positions=dev[1],
             slot_mapping=dev[2],
-            block_tables=dev[3].view(num_rows, self.max_blocks),
-            cu_seqlens_q=int32[: num_rows + 1],
-            seq_lens=int32[num_rows + 1 : num_int32],
-            seqlens_q_host=tuple(np.diff(on_host[: num_rows + 1]).tolist()),  # host memory
-            seq_lens_host=tuple(on_host[num_rows + 1 : num_int32].tolist()),  # host memory
-            block_tables_host=tables.numpy(),  # host memory
+            block_tables=dev[3],
+            cu_seqlens_q=dev[7],
+            seq_lens=dev[8],
+            seqlens_q_host=tuple(np.diff(int32[: num_rows + 1]).tolist()),  # host memory
+            seq_lens_host=tuple(int32[num_rows + 1 :].tolist()),  # host memory
+            block_tables_host=tables,
             logits_indices=dev[4],
             prompt_indices=dev[5],
             prompt_token_ids=dev[6],
@@ -169,6 +172,11 @@ def _sizes(
         *(num_tokens, num_tokens, num_tokens, num_rows * max_blocks, num_logits),
         *(num_prompts, num_prompts, num_rows + 1),
     )
+
+
+def _pinned(num_words: int) -> Tensor:
+    """The caching host allocator reuses it only after the copies that read it."""
+    return torch.empty(num_words, dtype=torch.int64, pin_memory=True)
 
 
 def _prompt_rows(rows: Rows[BatchRow], cu_seqlens: Rows[int]) -> list[int]:

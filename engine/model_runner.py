@@ -13,7 +13,6 @@
 from functools import partial
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,7 +114,8 @@ class ModelRunner:
             prompt_logits = partial(self._prompt_logits, hidden, batch)
             packed = torch.cat((packed.int(), told.pack(prompt_logits, batch)))
         read = packed.cpu().numpy()  # sync point
-        own, prompts = np.split(read, [len(read) - told.num_words])
+        num_own = len(read) - told.num_words
+        own, prompts = read[:num_own], read[num_own:]
         token_ids = own[: len(rows)].tolist()  # host memory
         return StepOutput(token_ids, logprobs.unpack(own), told.unpack(prompts))
 
