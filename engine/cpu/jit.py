@@ -5,11 +5,13 @@ package: Numba looks at the one file a function stands in, and our functions are
 files. Folders of other versions go when they have not been used for a day, but for the newest few.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +60,21 @@ def remove_old(kernels: Path) -> None:
 
 
 _CACHE = _keep_code()
+
+
+@contextmanager
+def compiling(what: str) -> Iterator[None]:
+    """One process at a time compiles `what` on a machine; those that waited find it on disk. Nobody
+    waits where that was done before."""
+    folder = _cache_folder()
+    done = folder / f"{what}.done"
+    if not _CACHE or done.exists():
+        yield
+        return
+    with (folder / f"{what}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield  # closing the file unlocks
+    done.touch()
 
 
 def kernel(function: _Function) -> _Function:

@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.batch import BatchInput, BatchRow
 from engine.config import ModelConfig
 from engine.cpu.forward import HEAD_REGIONS, forward, head, num_regions
+from engine.cpu.jit import compiling
 from engine.cpu.layout import Cache, Elements, Floats, Ints, Scratch, Shape, Step, Weights
 from engine.cpu.panels import PanelStore, as_elements, bias_row, group_of, interleave, padded
 from engine.cpu.plan import plan_step
@@ -80,8 +81,9 @@ class PanelModel:
         )
         self._inv_freq = rope_inv_freq(config.rope, config.head_dim).numpy()
         self._scratch = ScratchPool(self._shape, dtype, team.num_threads)
-        self.sampler: Sampler = KernelSampler(config.vocab_size, team)
-        self._compile(dtype)
+        with compiling(str(dtype)):
+            self.sampler: Sampler = KernelSampler(config.vocab_size, team)
+            self._compile(dtype)
 
     @classmethod
     def read(cls, reader: WeightReader, team: Team) -> "PanelModel":

@@ -1,6 +1,7 @@
 """Compiled kernels on disk: those of versions that are gone do not pile up."""
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from engine.cpu.jit import remove_old
+from engine.cpu import jit
+from engine.cpu.jit import compiling, remove_old
 
 DAY_S = 24 * 3600
 
@@ -30,3 +32,36 @@ def test_versions_in_use_stay_however_many(tmp_path: Path) -> None:
     remove_old(tmp_path)
     assert len([*tmp_path.iterdir()]) == 9
     remove_old(tmp_path / "missing")
+
+
+def test_one_at_a_time_compiles_and_later_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(jit, "_CACHE", True)
+    pause, order = threading.Event(), []
+
+    def second() -> None:
+        with compiling("x"):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with compiling("x"):
+        thread.start()
+        pause.wait(0.1)  # nobody sets it: time for the other to come in, if it could
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+    with compiling("x"), compiling("x"):  # would wait for itself
+        order.append("at once")
+    assert order[-1] == "at once"
+
+
+def test_what_failed_to_compile_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(jit, "_CACHE", True)
+    with pytest.raises(ValueError, match="broken"), compiling("x"):
+        raise ValueError("broken")
+    assert not (tmp_path / "x.done").exists()
