@@ -122,6 +122,7 @@ def _run(config: WorkerConfig, engine: Engine, processes: RankProcesses) -> None
     if config.inject_faults:
         logger.warning("messages of the fabric are harmed on purpose", rules=config.inject_faults)
     check_framable(KVShape(*engine.kv_shape), settings)
+    gc.freeze()  # modules and model stay: no collection in the midst of a step needs to walk them
     staging = engine.copier.allocate_staging(settings.staging_nbytes)
     ends = [other.handoff for other in processes.others]
     fabric = RankedFabric(settings, staging, ends) if ends else Fabric(settings, staging)
