@@ -142,16 +142,14 @@ class ModelRunner:
 
 
 def _batch_row(seq: Sequence) -> BatchRow:
+    computed = seq.num_computed_tokens
+    row = BatchRow(seq.scheduled_token_ids(), computed, seq.block_ids(), seq.samples_next)
     prompt_rows = seq.told_prompt_rows()
-    first = seq.num_computed_tokens + 1 + prompt_rows.start
-    return BatchRow(
-        token_ids=seq.scheduled_token_ids(),
-        num_computed_tokens=seq.num_computed_tokens,
-        block_ids=seq.block_ids(),
-        wants_logits=seq.samples_next,
-        prompt_rows=prompt_rows,
-        next_token_ids=seq.token_ids[first : first + len(prompt_rows)],
-    )
+    if not prompt_rows:
+        return row
+    first = computed + 1 + prompt_rows.start
+    next_token_ids = seq.token_ids[first : first + len(prompt_rows)]
+    return row._replace(prompt_rows=prompt_rows, next_token_ids=next_token_ids)
 
 
 def _logits_rows(seqs: list[Sequence]) -> list[int]:

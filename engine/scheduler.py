@@ -169,8 +169,10 @@ class Scheduler:
             if is_running and is_decode and self._grow(seq, batch):
                 seq.num_scheduled_tokens = 1
                 batch.seqs.append(seq)
-        budget = self._pace.budget(self.token_budget - len(batch.seqs), batch.seqs)
         under_way = [seq for seq in self._queues.running if seq.num_uncomputed_tokens > 1]
+        if not (under_way or self._queues.waiting):
+            return batch
+        budget = self._pace.budget(self.token_budget - len(batch.seqs), batch.seqs)
         under_way.sort(key=self._order.key, reverse=True)
         if self._queues.waiting:
             self._admission.let_in(under_way, budget, batch)
