@@ -53,8 +53,8 @@ class Asked(NamedTuple):
     """Set to -inf; in no row that is masked."""
     biases: list[Cells]
     """Column: what is added."""
-    penalties: list[Cells]
-    """Columns: count among the outputs; repetition, frequency, presence penalty."""
+    penalties: list[tuple[int, LogitRules]]
+    """Row, and who has penalties."""
 
     def __bool__(self) -> bool:
         return any(self[:])
@@ -77,7 +77,7 @@ def asked(rows: Rows[RowRules], vocab_size: int) -> Asked:
         if rules.params.logit_bias:
             all_of_it.biases.append(_bias_cells(index, rules))
         if rules.has_penalties:
-            all_of_it.penalties.append(_penalty_cells(index, rules))
+            all_of_it.penalties.append((index, rules))
     return all_of_it
 
 
@@ -88,13 +88,14 @@ def process_logits(logits: Tensor, rows: Rows[RowRules]) -> Tensor:
     if not wanted:
         return logits
     masked = wanted.masked
+    penalties = [_penalty_cells(row, rules) for row, rules in wanted.penalties]
     parts = _to_device(
         [
             np.array([index for index, _ in masked], dtype=np.int32),
             np.concatenate([words for _, words in masked]) if masked else _NO_WORDS,
             *_columns(wanted.bans, 0, vocab_size),
             *_columns(wanted.biases, 1, vocab_size),
-            *_columns(wanted.penalties, 4, vocab_size),
+            *_columns(penalties, 4, vocab_size),
         ],
         logits.device,
     )

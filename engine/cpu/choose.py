@@ -30,12 +30,9 @@ SCRATCH_ROWS = 5
 
 
 class Wishes(NamedTuple):
-    """Of L rows: `SamplingParams`, column by column."""
+    """Of L rows."""
 
-    temperatures: Floats  # [L] 0: greedy
-    top_ks: Ints  # [L] 0: off
-    top_ps: npt.NDArray[np.float64]  # [L]
-    log_min_ps: npt.NDArray[np.float64]  # [L] -inf: off
+    params: npt.NDArray[np.float64]  # [L, 4]: temperature (0: greedy), top_k, top_p, log(min_p)
     counters: npt.NDArray[np.uint64]  # [L, 3] see sampler.noise_counters
 
 
@@ -62,7 +59,7 @@ def choose(
         if asks(changes, row):
             adjust(changes, row, values, own[0])
             values = own[0][: len(values)]
-        if wishes.temperatures[row] == 0:
+        if wishes.params[row, 0] == 0:
             out[row] = _first_largest(values)
         else:
             out[row] = _draw(row, values, wishes, own, ids[thread])
@@ -73,12 +70,12 @@ def choose(
 
 @kernel
 def _draw(row: int, values: Floats, wishes: Wishes, own: Floats, ids: Int32s) -> int:
-    vocab, top_k, scaled = len(values), wishes.top_ks[row], own[0]
+    params, scaled = wishes.params[row], own[0]
+    top_k = int(params[1]) if params[1] < len(values) else 0
     key = noise_key(wishes.counters[row])
     low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
-    _scale(values, wishes.temperatures[row], scaled)
-    top_k = top_k if top_k < vocab else 0
-    num = keep_likely(scaled, top_k, wishes.top_ps[row], wishes.log_min_ps[row], own, ids)
+    _scale(values, np.float32(params[0]), scaled)
+    num = keep_likely(scaled, top_k, params[2], params[3], own, ids)
     if num < 0:
         return largest_of_all(scaled, low, high, own[1], own[2])
     return largest(own[1], own[2], ids, num, low, high)

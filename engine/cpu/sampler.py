@@ -6,7 +6,7 @@ if there are enough of them to be worth waking one.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 
 import numpy as np
@@ -44,8 +44,11 @@ class KernelSampler:
         values = np.ascontiguousarray(logits.numpy())  # host memory
         if not any(row.params.temperature or row.rules or row.grammar is not None for row in rows):
             return torch.from_numpy(values.argmax(axis=-1))
-        rules = [RowRules(row.rules, row.grammar) for row in rows]
-        changes = changes_of(asked(rules, self._vocab_size), len(rows), self._vocab_size)
+        if any(row.rules is not None or row.grammar is not None for row in rows):
+            rules = [RowRules(row.rules, row.grammar) for row in rows]
+            changes = changes_of(asked(rules, self._vocab_size), len(rows), self._vocab_size)
+        else:
+            changes = _no_changes(len(rows))
         out: Ints = np.empty(len(rows), dtype=np.int64)
         self._run(
             partial(
@@ -81,13 +84,24 @@ def changes_of(wanted: Asked, num_rows: int, vocab_size: int) -> Changes:
         Cells(row, ids, (np.full(len(ids), -np.inf, np.float32),)) for row, ids, _ in wanted.bans
     ]
     added = _flat([*bans, *wanted.biases], num_rows, vocab_size)
-    seen = _flat(wanted.penalties, num_rows, vocab_size)
+    with_penalties = wanted.penalties
+    seen = _flat(
+        [Cells(row, rules.seen_token_ids, (rules.output_counts,)) for row, rules in with_penalties],
+        num_rows,
+        vocab_size,
+    )
     penalties = np.zeros((num_rows, 3), dtype=np.float32)
-    for row, ids, (_, *fixed) in wanted.penalties:
-        if len(ids):
-            penalties[row] = [column[0] for column in fixed]
+    for row, rules in with_penalties:
+        params = rules.params
+        fixed = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+        penalties[row] = fixed
     masks = np.stack([words for _, words in wanted.masked]) if wanted.masked else _NO_MASKS
     return Changes(mask_of, masks, *added, *seen, penalties)
+
+
+@cache
+def _no_changes(num_rows: int) -> Changes:
+    return changes_of(Asked([], [], [], []), num_rows, 1)
 
 
 def _banned(cells: Cells) -> Cells:
@@ -116,13 +130,8 @@ _NO_MASKS: Int32s = np.empty((0, 0), dtype=np.int32)
 
 def _wishes(rows: Sequence[SampleRow]) -> Wishes:
     params = [row.params for row in rows]
-    return Wishes(
-        np.array([p.temperature for p in params], dtype=np.float32),
-        np.array([p.top_k for p in params], dtype=np.int64),
-        np.array([p.top_p for p in params], dtype=np.float64),
-        np.array([_log(p.min_p) for p in params], dtype=np.float64),
-        noise_counters(rows),
-    )
+    numbers = [(p.temperature, p.top_k, p.top_p, _log(p.min_p)) for p in params]
+    return Wishes(np.array(numbers, dtype=np.float64), noise_counters(rows))
 
 
 def _log(min_p: float) -> float:
