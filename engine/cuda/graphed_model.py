@@ -55,7 +55,8 @@ class GraphedModel:
         self.model = model
         self.digest = model.digest
         self.num_torch_threads = model.num_torch_threads
-        self.draw_tokens = model.draw_tokens
+        self.sampler = model.sampler
+        self.weights_nbytes = model.weights_nbytes
         self._open_attention = attention
         self._capture = capture
         self._replays: dict[Shape, Work] = {}
