@@ -62,12 +62,20 @@ def remove_old(kernels: Path) -> None:
 _CACHE = _keep_code()
 
 
+def _copy_name() -> str:
+    """Of these source files: Numba keeps code for each copy of a file and each time of writing."""
+    digest = hashlib.sha256(str(Path(__file__).parent).encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(str(source.stat().st_mtime_ns).encode())
+    return digest.hexdigest()[:16]
+
+
 @contextmanager
 def compiling(what: str) -> Iterator[None]:
     """One process at a time compiles `what` on a machine; those that waited find it on disk. Nobody
     waits where that was done before."""
     folder = _cache_folder()
-    done = folder / f"{what}.done"
+    done = folder / f"{what}-{_copy_name()}.done"
     if not _CACHE or done.exists():
         yield
         return

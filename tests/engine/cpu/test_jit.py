@@ -64,4 +64,4 @@ def test_what_failed_to_compile_is_not_done(
     monkeypatch.setattr(jit, "_CACHE", True)
     with pytest.raises(ValueError, match="broken"), compiling("x"):
         raise ValueError("broken")
-    assert not (tmp_path / "x.done").exists()
+    assert not [*tmp_path.glob("*.done")]
