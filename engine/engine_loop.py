@@ -26,6 +26,7 @@ from engine.command_queue import CommandQueue, answer
 from engine.errors import EngineError, EngineStopped, InvalidRequest, OutOfDeviceMemory
 from engine.fork import sequences
 from engine.grammars import Grammars
+from engine.kv_arrival import KVArrival
 from engine.kv_lease import KVLease
 from engine.kv_swapper import SwapCopies, Swapper
 from engine.model_runner import Runner
@@ -42,7 +43,7 @@ from engine.scheduled_batch import ScheduledBatch, StepOutput, stuck_grammars, t
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats, StepCounters
-from engine.step_events import events_after_attach, events_after_step, events_before_step
+from engine.step_events import events_after_step, events_before_step
 from engine.step_meter import StepMeter
 from engine.thread_priority import lower_priority
 
@@ -94,6 +95,7 @@ class EngineLoop:
         self._swap_copies = SwapCopies(scheduler, runner, swapper, self._commands.post)
         self._meter = StepMeter(scheduler.cost, runner.is_async)
         self._counters = StepCounters(self._meter)
+        self._arrival = KVArrival(scheduler, runner, self._counters)
         self._stats = self._counters.snapshot(scheduler)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         scheduler.holdings.on_drained = self._post_drained
@@ -161,6 +163,11 @@ class EngineLoop:
         first = None if first_token_id is None else FirstToken(first_token_id, logprobs)
         self._commands.post(partial(self._on_attach, request_id, first, others))
 
+    def compute_rest(self, request_id: RequestId, num_tokens: int) -> None:
+        """`Leg.DECODE`: no more KV comes. [0, num_tokens) of the prompt is installed and whole;
+        the engine computes the rest, or all of it if the reservation was lost."""
+        self._commands.post(partial(self._arrival.compute_rest, request_id, num_tokens))
+
     def _ask(self, question: Callable[[], KVLease]) -> Future[KVLease]:
         future: Future[KVLease] = Future()
         if not self._commands.post(partial(answer, future, question)):
@@ -168,7 +175,7 @@ class EngineLoop:
         return future
 
     def _post_drained(self, lease: KVLease) -> None:
-        self._commands.post(partial(self._scheduler.holdings.drained, lease))
+        self._commands.post(partial(self._arrival.drained, lease))
 
     def _post_grammar(self, seq: Sequence, outcome: SampleGrammar | EngineError) -> None:
         self._commands.post(partial(self._on_grammar, seq, outcome))
@@ -223,7 +230,7 @@ class EngineLoop:
         output = self._fail_stuck(batch, output)
         work = batch.work()
         computed = self._scheduler.update(batch, output.token_ids)
-        self._copy_blocks()
+        self._arrival.copy_blocks()
         self._counters.count(computed)
         self._events += events_after_step(computed, output, now_ns, time.monotonic_ns())
         self._meter.end(work, is_waited_for=bool(output.token_ids or output.prompt_logprobs))
@@ -238,23 +245,7 @@ class EngineLoop:
     def _on_attach(
         self, request_id: RequestId, first: FirstToken | None, others: Mapping[int, FirstToken]
     ) -> None:
-        samples = self._scheduler.samples(request_id)
-        lease = samples[0].lease if samples else None
-        first_token_id = None if first is None else first.token_id
-        token_ids = {sample: token.token_id for sample, token in others.items()}
-        seq = self._scheduler.attach(request_id, first_token_id, token_ids)
-        if seq is None:
-            return
-        self._counters.count_attached(seq)
-        if lease is not None:
-            self._runner.wait_for_copies(lease)
-        self._copy_blocks()
-        if first is not None:
-            self._events += events_after_attach(samples, first, others)
-
-    def _copy_blocks(self) -> None:
-        if copies := self._scheduler.take_copies():
-            self._runner.copy_blocks(copies)
+        self._events += self._arrival.attach(request_id, first, others)
 
     def _on_grammar(self, seq: Sequence, outcome: SampleGrammar | EngineError) -> None:
         if isinstance(outcome, SampleGrammar):

@@ -10,7 +10,8 @@ stay of a sequence:
    is referenced cannot be evicted before the rest has come.
 3. `name_computed` lets others find the blocks that are whole.
 4. `fork` gives another sample of the prompt its own table, as was promised when the first came in.
-5. `release` lets go of all of it. Blocks with copies under way are in flight until `drained`.
+5. `end_lease` lets nobody copy any more, and keeps the rest.
+6. `release` lets go of all of it. Blocks with copies under way are in flight until `drained`.
 """
 
 from collections.abc import Callable, Collection
@@ -28,12 +29,13 @@ class Holdings:
     """See the module. Without a cache nothing is ever found."""
 
     def __init__(self, pool: BlockPool, cache: PrefixCache | None) -> None:
-        self.on_drained: Callable[[KVLease], None] = self.drained
+        self.on_drained: Callable[[KVLease], object] = self.drained
         """Called by the thread of a closed lease's last copy; has `drained` called on the engine
         thread."""
         self._pool = pool
         self._cache = cache
-        self._draining: set[KVLease] = set()  # closed, copies under way
+        self._draining: set[KVLease] = set()  # closed, copies under way, and its blocks let go
+        self._ending: dict[KVLease, Sequence] = {}  # closed, copies under way into whose blocks
 
     @property
     def block_size(self) -> int:
@@ -74,8 +76,11 @@ class Holdings:
     def lease(self, seq: Sequence) -> KVLease:
         """The right to copy, one per stay in the pool."""
         if seq.lease is None:
-            seq.lease = KVLease(seq.request_id, seq.block_table, self.on_drained)
+            seq.lease = KVLease(seq.request_id, seq.block_table, self._on_drained)
         return seq.lease
+
+    def _on_drained(self, lease: KVLease) -> None:
+        self.on_drained(lease)
 
     def fork(self, leader: Sequence, fork: Sequence) -> BlockCopy | None:
         """`fork` shares the whole blocks of its first `num_forked_tokens` and has what was promised
@@ -105,17 +110,32 @@ class Holdings:
             self._pool.withdraw(promised.num_promised_blocks)
             promised.num_promised_blocks = 0
         lease, seq.lease = seq.lease, None
+        is_ending = lease is not None and self._ending.pop(lease, None) is not None
         block_ids = seq.drop_blocks()
-        if lease is None or lease.close():
+        if lease is None or (not is_ending and lease.close()):
             self._pool.free(block_ids)
         else:
             self._pool.leave_in_flight(block_ids)
             self._draining.add(lease)
 
-    def drained(self, lease: KVLease) -> None:
-        """The last copy under a closed lease is over: its blocks are free."""
+    def end_lease(self, seq: Sequence) -> bool:
+        """Nobody begins to copy into its blocks any more; True if nobody is at it now either. Else
+        `drained` will say when."""
+        if seq.lease is None or seq.lease.close():
+            seq.lease = None
+            return True
+        self._ending[seq.lease] = seq
+        return False
+
+    def drained(self, lease: KVLease) -> Sequence | None:
+        """The last copy under a closed lease is over: its blocks are free, unless the sequence has
+        kept them; then it is returned."""
+        if (seq := self._ending.pop(lease, None)) is not None:
+            seq.lease = None
+            return seq
         self._draining.remove(lease)
         self._pool.land(lease.block_table)
+        return None
 
     def check(self, seqs: Collection[Sequence]) -> None:
         """Asserts that every block is where its sequence or lease says; O(num_blocks)."""

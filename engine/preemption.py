@@ -1,4 +1,5 @@
-"""How a sequence gives way for want of blocks, and how it comes back with what it had computed.
+"""How one sequence gives way for want of blocks when another grows, and how it comes back with what
+it had computed.
 
 Pure, as the scheduler that says who and when. A reservation is simply taken back. A running
 sequence is computed again later, or its KV goes to host memory if that costs less
@@ -11,6 +12,7 @@ Its old blocks are in flight until they are copied out; its new ones are its own
 on. Aborted in between, it lets go of them as of any block with a copy under way.
 """
 
+from engine.block_pool import BlockPool
 from engine.holdings import Holdings
 from engine.queues import Queues
 from engine.request import BlockId
@@ -22,12 +24,28 @@ from engine.swap_space import SwapSpace
 class Preemption:
     """See the module."""
 
-    def __init__(self, queues: Queues, holdings: Holdings, space: SwapSpace) -> None:
+    def __init__(
+        self, pool: BlockPool, queues: Queues, holdings: Holdings, space: SwapSpace
+    ) -> None:
         self.num_preemptions = 0
         """Of running sequences."""
         self.space = space
+        self._pool = pool
         self._queues = queues
         self._holdings = holdings
+
+    def grow(self, seq: Sequence, batch: ScheduledBatch) -> bool:
+        """Room for its last token; False if it has to wait for a block."""
+        if self._pool.blocks_for(seq.num_tokens) <= len(seq.block_table):
+            return True
+        while self._pool.available == 0:
+            # Blocks in flight are about to be free: waiting costs less than a victim.
+            victim = None if self._pool.num_in_flight else self._queues.youngest(than=seq)
+            if victim is None:
+                return False
+            self.give_way(victim, batch)
+        self._holdings.grow(seq)
+        return True
 
     def give_way(self, victim: Sequence, batch: ScheduledBatch) -> None:
         if victim.status is Status.AWAITING_KV:

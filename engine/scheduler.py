@@ -68,6 +68,7 @@ class Scheduler:
     ) -> None:
         self.pool = pool
         self.holdings = Holdings(pool, cache)
+        self.holdings.on_drained = self.drained
         self.token_budget = token_budget
         self.cost = StepCost()
         """Whoever runs the steps feeds it."""
@@ -80,7 +81,7 @@ class Scheduler:
         self._seqs: dict[RequestId, list[Sequence]] = {}  # its samples that have not ended
         self._queues = Queues(self._order)
         space = SwapSpace(self.cost, token_budget, swap_nbytes, token_nbytes)
-        self.preemption = Preemption(self._queues, self.holdings, space)
+        self.preemption = Preemption(pool, self._queues, self.holdings, space)
         self._forks = Forks(self._queues, self.holdings, pool.num_blocks)
         self._admission = Admission(
             pool, self.holdings, self._queues, self._order, self.preemption, self.max_num_seqs
@@ -118,7 +119,7 @@ class Scheduler:
     def claim(self, request_id: RequestId) -> KVLease:
         """Turns a promise into blocks. Raises UnknownRequest, NotReserved."""
         seq = self._get(request_id)
-        if seq.status is not Status.AWAITING_KV:
+        if seq.status is not Status.AWAITING_KV or not seq.awaits_transfer:
             raise NotReserved(f"{request_id} is {seq.status.value}")
         return self.holdings.claim(seq)
 
@@ -138,7 +139,10 @@ class Scheduler:
         and sampled from. `others`: first tokens of the other samples, which fork with them, by
         sample; all or none."""
         seq = next(iter(self.samples(request_id)), None)
-        if seq is None or seq.status is not Status.AWAITING_KV or seq.num_promised_blocks:
+        is_claimed = seq is not None and not seq.num_promised_blocks
+        if seq is None or seq.status is not Status.AWAITING_KV or not is_claimed:
+            return None
+        if not seq.awaits_transfer:
             return None
         if first_token_id is not None and not seq.num_output_tokens:
             seq.append(first_token_id)
@@ -150,6 +154,33 @@ class Scheduler:
         self._queues.move(seq, Status.RUNNING)
         self._settle(seq)
         return seq
+
+    def compute_rest(self, request_id: RequestId, num_tokens: int) -> Sequence | None:
+        """No more KV comes for it: [0, num_tokens) of its prompt is in the claimed blocks, and it
+        computes the rest itself, as soon as nobody copies into them any more. Returned if it has
+        blocks; one that waits for room comes in like a local request."""
+        seq = next(iter(self.samples(request_id)), None)
+        if seq is None or not seq.awaits_transfer:
+            return None
+        if seq.status is not Status.AWAITING_KV:
+            self._queues.leave(seq)
+            seq.awaits_transfer = False
+            self._queues.join(seq, seq.status)
+            return None
+        self.holdings.claim(seq)
+        seq.awaits_transfer = False
+        installed = min(num_tokens, seq.num_tokens - 1)
+        seq.num_computed_tokens = max(seq.num_computed_tokens, installed)
+        self.holdings.name_computed(seq)
+        if self.holdings.end_lease(seq):
+            self._queues.move(seq, Status.RUNNING)
+        return seq
+
+    def drained(self, lease: KVLease) -> None:
+        """See Holdings.drained."""
+        seq = self.holdings.drained(lease)
+        if seq is not None:
+            self._queues.move(seq, Status.RUNNING)
 
     # ── the KV comes back from host memory ──
 
@@ -166,7 +197,7 @@ class Scheduler:
         for seq in self._queues.running.copy():
             is_running = seq.status is Status.RUNNING  # nobody older took its blocks in this loop
             is_decode = seq.num_uncomputed_tokens == seq.num_ready_tokens == 1
-            if is_running and is_decode and self._grow(seq, batch):
+            if is_running and is_decode and self.preemption.grow(seq, batch):
                 seq.num_scheduled_tokens = 1
                 batch.seqs.append(seq)
         under_way = [seq for seq in self._queues.running if seq.num_uncomputed_tokens > 1]
@@ -238,21 +269,6 @@ class Scheduler:
     def check(self) -> None:
         """Asserts that every block is where its sequence or lease says; O(num_blocks)."""
         self.holdings.check(self.seqs)
-
-    # ── room ──
-
-    def _grow(self, seq: Sequence, batch: ScheduledBatch) -> bool:
-        """Room for its last token; False if it has to wait for a block."""
-        if self.pool.blocks_for(seq.num_tokens) <= len(seq.block_table):
-            return True
-        while self.pool.available == 0:
-            # Blocks in flight are about to be free: waiting costs less than a victim.
-            victim = None if self.pool.num_in_flight else self._queues.youngest(than=seq)
-            if victim is None:
-                return False
-            self.preemption.give_way(victim, batch)
-        self.holdings.grow(seq)
-        return True
 
     def _end(self, seq: Sequence) -> None:
         self.preemption.drop(seq)

@@ -82,10 +82,10 @@ class StepCounters:
             self._output_tokens += num_tokens - num_prompt
             self._tokens_sampled += token_id is not None
 
-    def count_attached(self, seq: Sequence) -> None:
-        """The rest of its prompt came by a transfer."""
+    def count_received(self, seq: Sequence, end: int) -> None:
+        """[its cached tokens, end) of its prompt came by a transfer."""
         self._prompt_tokens_hit += seq.num_cached_tokens
-        self._prompt_tokens_received += seq.num_prompt_tokens - seq.num_cached_tokens
+        self._prompt_tokens_received += max(0, end - seq.num_cached_tokens)
 
     def count_hits(self, seqs: Iterable[Sequence]) -> None:
         """They run behind a cached prefix."""

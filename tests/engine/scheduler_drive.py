@@ -203,13 +203,24 @@ class Drive:
         has_first_token &= not any(one.request.output_token_ids for one in samples)
         token_id = 9 if has_first_token else None
         others = {one.request.sample: 9 for one in samples[1:]} if has_first_token else {}
-        if seq.status is Status.AWAITING_KV and not seq.num_promised_blocks:
+        if seq.status is Status.AWAITING_KV and seq.awaits_transfer and not seq.num_promised_blocks:
             self._write(seq, seq.num_computed_tokens, seq.num_prompt_tokens)
         attached = self.scheduler.attach(seq.request_id, token_id, others)
         self._copy_blocks()
         for one in samples if attached is not None else ():
             if one.status is Status.ENDED:
                 self._ends(sample_id(one), one.finish_reason)
+        self.check()
+
+    def compute_rest(self, seq: Sequence, num_tokens: int) -> None:
+        """So many tokens of its prompt have come, to its leader."""
+        for leader in self.scheduler.samples(seq.request_id)[:1]:
+            if leader.num_promised_blocks:
+                num_tokens = 0
+            if leader.status is Status.AWAITING_KV and leader.awaits_transfer:
+                first = leader.num_computed_tokens
+                self._write(leader, first, num_tokens - first)
+        self.scheduler.compute_rest(seq.request_id, num_tokens)
         self.check()
 
     def _write(self, seq: Sequence, first: int, num_tokens: int) -> None:

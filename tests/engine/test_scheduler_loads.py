@@ -19,6 +19,7 @@ MOVES = [
     "end_copy",
     "end_swap",
     "attach",
+    "compute_rest",
     "abort",
     "release",
     "compile",
@@ -74,6 +75,8 @@ def move(drive: Drive, data: st.DataObject) -> None:
             drive.start_copy(seq)
         elif kind == "attach" and seq.request.leg is Leg.DECODE:
             drive.attach(seq)
+        elif kind == "compute_rest" and seq.request.leg is Leg.DECODE:
+            drive.compute_rest(seq, data.draw(st.integers(0, seq.num_prompt_tokens)))
         elif kind == "compile":
             seq.awaits_grammar = False
         elif kind == "abort" or (kind == "release" and seq.status is Status.HELD):
@@ -105,7 +108,7 @@ def drain(drive: Drive, policy: PrefillPolicy) -> None:
         if oldest.status is Status.RUNNING and not may_wait:
             assert progress(oldest) > before, "the oldest is stuck"
         for seq in live:
-            if seq.status is Status.AWAITING_KV:
+            if seq.status is Status.AWAITING_KV and seq.awaits_transfer:
                 drive.scheduler.claim(seq.request_id)
                 drive.attach(seq)
             elif seq.status is Status.HELD:
