@@ -89,9 +89,12 @@ class Handoff:
             self._fabric.forget(self.ticket.transfer_id)
             self.ticket = None
 
+    def is_out(self, transfer_id: bytes) -> bool:
+        return self.ticket is not None and self.ticket.transfer_id == transfer_id
+
     def give_up(self, transfer_id: bytes) -> None:
         """Posts `Lost` for that ticket, with the prefix that is installed, if it is out."""
-        if self.ticket is not None and self.ticket.transfer_id == transfer_id:
+        if self.ticket is not None and self.is_out(transfer_id):
             self._fabric.give_up(self.ticket.transfer_id)
 
     def is_current(self, verdict: Committed | Lost) -> bool:

@@ -5,7 +5,8 @@
    goes to the router, and the KV that the prefix cache lacks comes over the fabric
    (decode_server/handoff.py). If it lacks none, there is no ticket: the engine just runs.
 3. A lost transfer, or a prefill leg that the router gave up (`renew`), costs another ticket on
-   this same stream. Memory pressure may take the room back: the leg waits for room again.
+   this same stream; or the engine computes what has not come, if no prefill worker is left or that
+   is quicker (decode_server/tail.py). Memory pressure may take the room back: the leg waits again.
 4. COMMIT attaches the sequence to the batch, with all samples of the request, which fork from it
    (engine/fork.py); tokens flow until the last finishes.
 
@@ -18,7 +19,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from decode_server.handoff import Committed, Handoff, Lost
+from decode_server.messages import first_token_of, prompt_logprobs_event, ticket_message
 from decode_server.metrics import DecodeMetrics
+from decode_server.tail import TailPolicy
 from engine.async_engine import AsyncEngine, Mailbox
 from engine.request import (
     EngineEvent,
@@ -33,7 +36,6 @@ from engine.request import (
     Reserved,
     TokensOut,
 )
-from engine.request_message import token_logprobs
 from kvfabric.fabric import Fabric
 from kvfabric.ticket import Ticket
 from protos import serving_pb2 as pb
@@ -57,10 +59,12 @@ class DecodeLeg:
         engine: AsyncEngine,
         fabric: Fabric,
         metrics: DecodeMetrics,
+        tails: TailPolicy,
         request: EngineRequest,
     ) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._tails = tails
         eos_token_ids = engine.engine.model_config.eos_token_ids
         samples = request.each()
         self._ended = [one.sample for one in samples if one.is_ended(eos_token_ids)]
@@ -77,8 +81,9 @@ class DecodeLeg:
         )
         self._timings = pb.Timings()
         self._num_cached_tokens = 0
-        self._num_tickets = 0
+        self._num_tickets = self._num_asked = 0
         self._turns_seen = -1
+        self._local_reason = ""  # why the engine computes the prompt, or the rest of it
         self._opened_ns = time.monotonic_ns()
         self._ticket_ns = self._committed_ns = self._joined_ns = 0
 
@@ -98,9 +103,12 @@ class DecodeLeg:
             finally:
                 self._handoff.drop()
 
-    def renew(self, transfer_id: bytes) -> None:
-        """The prefill leg of that ticket failed, says the router: mint another one."""
-        self._handoff.give_up(transfer_id)
+    def renew(self, transfer_id: bytes, local_reason: str = "") -> None:
+        """The prefill leg of that ticket failed, says the router: mint another one, or let the
+        engine compute the rest, for that reason."""
+        if self._handoff.is_out(transfer_id):
+            self._local_reason = local_reason
+            self._handoff.give_up(transfer_id)
 
     def _post_threadsafe(
         self, loop: asyncio.AbstractEventLoop
@@ -132,7 +140,7 @@ class DecodeLeg:
             case Lost():
                 return self._on_lost(item)
             case PromptLogprobs():
-                return [self._prompt_logprobs(item)]
+                return [prompt_logprobs_event(item)]
             case TokensOut():
                 return self._on_tokens(item)
             case RequestFailed():
@@ -159,31 +167,15 @@ class DecodeLeg:
 
     def _on_prefix_hit(self, hit: PrefixHit) -> None:
         self._on_room(hit)
-        if self._request.leg is Leg.DECODE:  # a handoff was asked for: it is not left out silently
+        if self._request.leg is Leg.DECODE and not self._local_reason:
+            # A handoff was asked for: it is not left out silently.
             self._metrics.count_local_prefill("prefix_hit")
 
     def _offer(self, ticket: Ticket, *, replaces_lost: bool = False) -> pb.GenerateEvent:
         self._num_tickets += 1
+        self._num_asked = ticket.num_tokens - ticket.first_token
         self._ticket_ns = time.monotonic_ns()
-        return pb.GenerateEvent(
-            reserved=pb.KVTicket(
-                transfer_id=ticket.transfer_id,
-                shards=[
-                    pb.KVShard(
-                        address=shard.address,
-                        generation=shard.generation,
-                        first_head=shard.first_head,
-                        num_heads=shard.num_heads,
-                    )
-                    for shard in ticket.shards
-                ],
-                fingerprint=ticket.fingerprint,
-                first_token=ticket.first_token,
-                num_tokens=ticket.num_tokens,
-                block_size=ticket.block_size,
-                replaces_lost=replaces_lost,
-            )
-        )
+        return pb.GenerateEvent(reserved=ticket_message(ticket, replaces_lost))
 
     def _on_committed(self, verdict: Committed) -> None:
         if not self._handoff.is_current(verdict):
@@ -194,13 +186,15 @@ class DecodeLeg:
         if self._num_tickets == 1:  # a later leg may hit what an earlier one has computed for us
             hits = [first.num_cached_tokens for first in commit.first_tokens]
             self._num_cached_tokens = max(self._num_cached_tokens, *hits, 0)
-        self._attach({first.sample: _first_token(first) for first in commit.first_tokens})
+        self._attach({first.sample: first_token_of(first) for first in commit.first_tokens})
         timings, installs = self._timings, self._handoff.installs
         timings.install_ns = installs.ns
         timings.install.begin_ns, timings.install.end_ns = installs.begin_ns, installs.end_ns
         timings.kv_nbytes += verdict.report.nbytes
         timings.kv_frames += verdict.report.frames
-        self._metrics.observe_installed(self._committed_ns - self._ticket_ns, installs.ns)
+        handoff_ns = self._committed_ns - self._ticket_ns
+        self._tails.learn(self._num_asked, handoff_ns / 1e9)
+        self._metrics.observe_installed(handoff_ns, installs.ns)
 
     def _attach(self, first_tokens: dict[int, FirstToken]) -> None:
         """With the token 0 of each sample; without all of them, this engine samples its own."""
@@ -218,7 +212,23 @@ class DecodeLeg:
             return []
         self._metrics.count_lost(verdict.error)
         log.warning("transfer lost", error=str(verdict.error), installed=verdict.num_tokens)
-        return [self._offer(self._handoff.resume(verdict.num_tokens), replaces_lost=True)]
+        reason = self._local_reason or self._why_here(verdict.num_tokens)
+        if not reason:
+            return [self._offer(self._handoff.resume(verdict.num_tokens), replaces_lost=True)]
+        self._local_reason = reason
+        self._handoff.ticket = None
+        self._metrics.count_local_prefill(reason)
+        self._engine.engine.compute_rest(self._request.request_id, verdict.num_tokens)
+        return []
+
+    def _why_here(self, num_installed: int) -> str:
+        """A reason to compute what is missing here, or none. Whoever wants logprobs of the prompt
+        gets all of them from one side."""
+        if self._request.sampling.num_prompt_logprobs:
+            return ""
+        num_missing = len(self._request.prompt_token_ids) - num_installed
+        local_s = self._engine.engine.stats().prefill_s(num_installed, num_missing)
+        return "cheaper_tail" if self._tails.is_cheaper_here(num_missing, local_s) else ""
 
     def _on_tokens(self, tokens: TokensOut) -> list[pb.GenerateEvent]:
         is_first = not self._joined_ns
@@ -260,16 +270,6 @@ class DecodeLeg:
         self._timings.decode_ns = now_ns - self._joined_ns
         self._timings.decode.begin_ns, self._timings.decode.end_ns = self._joined_ns, now_ns
 
-    def _prompt_logprobs(self, told: PromptLogprobs) -> pb.GenerateEvent:
-        entries = [pb.TokenLogprobs(**entry._asdict()) for entry in told.logprobs]
-        message = pb.PromptLogprobs(first_index=told.first_index, logprobs=entries)
-        return pb.GenerateEvent(prompt_logprobs=message)
-
     def _finished(self, sample: int, reason: FinishReason) -> pb.GenerateEvent:
         finished = pb.Finished(sample=sample, reason=_FINISH_REASONS[reason], timings=self._timings)
         return pb.GenerateEvent(finished=finished)
-
-
-def _first_token(message: pb.FirstToken) -> FirstToken:
-    has_logprobs = message.HasField("logprobs")
-    return FirstToken(message.token_id, token_logprobs(message.logprobs) if has_logprobs else None)

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from decode_server.leg import DecodeLeg
 from decode_server.metrics import DecodeMetrics
+from decode_server.tail import TailPolicy
 from engine.async_engine import AsyncEngine
 from engine.request import Leg, RequestId
 from engine.request_message import engine_request
@@ -39,6 +40,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         self._fabric = fabric
         self._status = status
         self._metrics = DecodeMetrics(registry, stages)
+        self._tails = TailPolicy(engine.engine.config.max_local_tail)
         self._legs: set[DecodeLeg] = set()
         self._serial = itertools.count()
 
@@ -58,6 +60,7 @@ class DecodeService(pb_grpc.DecodeServicer):
             self._engine,
             self._fabric,
             self._metrics,
+            self._tails,
             engine_request(request, role, request_id, vocab_size),
         )
         if request.local_prefill:
@@ -73,7 +76,7 @@ class DecodeService(pb_grpc.DecodeServicer):
     async def Renew(self, request: pb.RenewRequest, context: object) -> pb.RenewReply:
         # The transfer id is the capability; the request's own id is for the log.
         for leg in self._legs:
-            leg.renew(request.transfer_id)
+            leg.renew(request.transfer_id, request.local_prefill_reason)
         return pb.RenewReply()
 
     async def Status(self, request: pb.StatusRequest, context: object) -> pb.WorkerStatus:

@@ -79,6 +79,11 @@ class WorkerConfig:
         help="a prefill worker refuses prompts that would wait longer for those before them, by "
         "prediction; they wait in the router then; 0: it refuses none",
     )
+    max_local_tail: int = flag(
+        256,
+        help="a decode worker computes what a broken transfer left out itself, if that is quicker "
+        "than another prefill leg and no more than so many tokens; 0: never by its own choice",
+    )
     max_num_seqs: int = flag(64, help="sequences computed in one step, at most")
     cuda_graphs: bool = flag(
         True, help="on a card, replay decode steps that were captured at start"

@@ -64,6 +64,8 @@ class EngineConfig:
     """Bytes of host memory for the KV of sequences that gave way, where copying it is cheaper than
     computing it again; taken as it is needed."""
     prefix_caching: bool = True
+    max_local_tail: int = 256
+    """Tokens of a broken transfer that are computed by choice instead of asked for again."""
     """Prompts find the KV of their first blocks where another sequence has computed it."""
     nice: int = 10
     """Scheduling priority of the engine thread; its loops must not starve the network's."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import mul
 
 from engine.block_pool import BlockLedger
 from engine.scheduled_batch import Computed
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.step_cost import StepWork
+from engine.step_cost import StepWork, sequence_work
 from engine.step_meter import StepMeter
 
 
@@ -57,6 +58,16 @@ class EngineStats:
     """Sum of the absolute differences between the two."""
     step_cost: dict[str, float]
     """Seconds that the model reckons now for one of each feature of `StepWork`, by its name."""
+    knows_prefill: bool
+    """It has seen some prefills."""
+
+    def prefill_s(self, first_position: int, num_tokens: int) -> float | None:
+        """What computing so many tokens of a prompt would take, in one step; None if unknown."""
+        if not self.knows_prefill:
+            return None
+        work = sequence_work(first_position, num_tokens).plus(StepWork(steps=1))
+        seconds: float = sum(map(mul, self.step_cost.values(), work))
+        return seconds
 
 
 class StepCounters:
@@ -115,5 +126,6 @@ class StepCounters:
             step_seconds=self._meter.measured_s,
             step_seconds_predicted=self._meter.predicted_s,
             step_seconds_error=self._meter.error_s,
+            knows_prefill=self._meter.cost.knows_prefill,
             step_cost=dict(zip(StepWork._fields, self._meter.cost.weights, strict=True)),
         )

@@ -575,18 +575,24 @@ class RenewRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    LOCAL_PREFILL_REASON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     transfer_id: _builtins.bytes
     """of the ticket whose leg failed"""
+    local_prefill_reason: _builtins.str
+    """Not empty: no prefill worker is left. Decode computes what has not come, instead of minting
+    another ticket; a word for the metric.
+    """
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         transfer_id: _builtins.bytes = ...,
+        local_prefill_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_prefill_reason", b"local_prefill_reason", "request_id", b"request_id", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

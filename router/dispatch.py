@@ -32,7 +32,13 @@ from router.leg_record import AttemptRecord
 from router.messages import prefill_request
 from router.metrics import RouterMetrics
 from router.policy import Pair, Verdict, judge_decodes, pick_pair
-from router.prefill_leg import PrefillLegs, judge_legs, pick_with_room, run_prefill
+from router.prefill_leg import (
+    NO_PREFILL_WORKER,
+    PrefillLegs,
+    judge_legs,
+    pick_with_room,
+    run_prefill,
+)
 from router.progress import Progress
 from router.queue_line import QueueLine
 from router.record import PromptRecord
@@ -218,9 +224,14 @@ class Dispatcher:
     def _local_prefill_reason(self, pair: Pair[DecodeWorker, PrefillWorker]) -> str | None:
         if pair.prefill is not None:
             return None
-        reason = "colocated" if self._is_colocated else "no_prefill_worker"
+        reason = "colocated" if self._is_colocated else NO_PREFILL_WORKER
         self._metrics.local_prefills.labels(reason).inc()
         return reason
+
+    def _note_local(self, progress: Progress, reason: str) -> None:
+        """Of a prompt that was to be relayed."""
+        self._metrics.local_prefills.labels(reason).inc()
+        progress.record.attempt.local_prefill_reason = reason
 
     def _prefill_legs(self, decode: DecodeWorker, progress: Progress) -> PrefillLegs:
         return PrefillLegs(
@@ -231,6 +242,7 @@ class Dispatcher:
             renew_timeout_s=self._config.renew_timeout_s,
             on_failure=lambda worker, failure: self._note_prefill(progress, worker, failure),
             on_full=lambda worker, full: self._note_full(progress, worker, full),
+            on_local=lambda reason: self._note_local(progress, reason),
         )
 
     def _note_full(self, progress: Progress, worker: PrefillWorker, full: QueueFull) -> None:

@@ -53,8 +53,15 @@ def samples(known: Sequence[Sequence[int] | None]) -> list[pb.Sample]:
     ]
 
 
-def renew_request(prompt: ValidPrompt, ticket: pb.KVTicket) -> pb.RenewRequest:
-    return pb.RenewRequest(request_id=prompt.request_id, transfer_id=ticket.transfer_id)
+def renew_request(
+    prompt: ValidPrompt, ticket: pb.KVTicket, local_prefill_reason: str = ""
+) -> pb.RenewRequest:
+    """With a reason, decode computes what is missing itself."""
+    return pb.RenewRequest(
+        request_id=prompt.request_id,
+        transfer_id=ticket.transfer_id,
+        local_prefill_reason=local_prefill_reason,
+    )
 
 
 def token_logprobs(message: pb.TokenLogprobs) -> TokenLogprobs:

@@ -6,8 +6,10 @@
 3. A leg that fails excludes its worker; `Renew` asks decode for another ticket, which starts the
    next leg. A ticket that comes by itself (a transfer was lost, room was taken back) voids the
    leg under way; a worker whose transfers are lost twice is excluded too.
-4. `outcome` is set when the stream cannot go on (no prefill worker is left, decode does not
-   answer) or need not (token 0 ended every sample). Otherwise it stays open: decode has the rest.
+4. With no prefill worker left, `Renew` tells decode to compute what has not come.
+5. `outcome` is set when the stream cannot go on (decode does not answer; or it was to compute the
+   rest, and the client has heard token 0 already) or need not (token 0 ended every sample).
+   Otherwise it stays open: decode has the rest.
 """
 
 import asyncio
@@ -31,6 +33,8 @@ from router.policy import Verdict, judge_prefills, pick_prefill
 from router.progress import Progress
 from router.tasks import cancel_and_wait
 from router.workers import DecodeWorker, PrefillWorker, WorkerSet
+
+NO_PREFILL_WORKER = "no_prefill_worker"
 
 MAX_LOST = 2
 """Transfers of one worker that one stream may lose: some fault of the wire, or the worker's own."""
@@ -112,6 +116,7 @@ class PrefillLegs:
         renew_timeout_s: float,
         on_failure: Callable[[PrefillWorker, LegFailed], None],
         on_full: Callable[[PrefillWorker, QueueFull], None],
+        on_local: Callable[[str], None],
     ) -> None:
         self.outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._workers = workers
@@ -122,6 +127,7 @@ class PrefillLegs:
         self._renew_timeout_s = renew_timeout_s
         self._on_failure = on_failure
         self._on_full = on_full
+        self._on_local = on_local
         self._leg: asyncio.Task[None] | None = None
         self._worker: PrefillWorker | None = None  # of the last leg, unless that has failed
         self._num_lost: Counter[str] = Counter()  # by the worker's address
@@ -166,6 +172,9 @@ class PrefillLegs:
     async def _serve(self, ticket: pb.KVTicket) -> bool:
         """False: the worker had no room, and another may have. Raises QueueFull if none has."""
         worker = self._worker = self._pick()
+        if worker is None:
+            await self._compute_on_decode(ticket)
+            return True
         request = prefill_request(self._progress, self._opened_with, ticket)
         leg = self._progress.record.leg(
             "prefill",
@@ -195,16 +204,23 @@ class PrefillLegs:
             if self._num_lost[worker.address] >= MAX_LOST:
                 self._on_failure(worker, LegFailed(worker.name, "transfer_lost"))
 
-    def _pick(self) -> PrefillWorker:
+    def _pick(self) -> PrefillWorker | None:
+        """Raises QueueFull if all that are left are full."""
         failed, fingerprint = self._progress.failed_prefills, self._decode.fingerprint
         left = [worker for worker in self._workers.prefills if worker.address not in failed]
-        worker = pick_with_room(left, self._progress, fingerprint)
-        if worker is None:
-            raise Reopen("no_prefill_worker")
-        return worker
+        return pick_with_room(left, self._progress, fingerprint)
 
-    async def _renew(self, ticket: pb.KVTicket) -> None:
-        request = renew_request(self._progress.prompt, ticket)
+    async def _compute_on_decode(self, ticket: pb.KVTicket) -> None:
+        """What has come stays, and decode computes the rest. Raises Reopen if the client has heard
+        something since the stream was opened: decode must know of it before it samples."""
+        sampling = self._progress.prompt.sampling
+        if self._progress.resume != self._opened_with or sampling.num_prompt_logprobs:
+            raise Reopen(NO_PREFILL_WORKER)
+        self._on_local(NO_PREFILL_WORKER)
+        await self._renew(ticket, NO_PREFILL_WORKER)
+
+    async def _renew(self, ticket: pb.KVTicket, local_prefill_reason: str = "") -> None:
+        request = renew_request(self._progress.prompt, ticket, local_prefill_reason)
         try:
             await self._decode.stub.Renew(request, timeout=self._renew_timeout_s)
         except grpc.aio.AioRpcError as error:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from decode_server.leg import DecodeLeg
 from decode_server.metrics import DecodeMetrics
+from decode_server.tail import TailPolicy
 from engine.async_engine import AsyncEngine
 from engine.engine import Engine
 from engine.engine_config import EngineConfig
@@ -45,6 +46,7 @@ class Worker:
         stages = HandoffStages(self.registry)
         self._prefill_metrics = PrefillMetrics(self.registry, stages)
         self._decode_metrics = DecodeMetrics(self.registry, stages)
+        self.tails = TailPolicy(self.engine.config.max_local_tail)
 
     def request(
         self,
@@ -88,6 +90,7 @@ class Worker:
             self.loop_side,
             self.fabric,
             self._decode_metrics,
+            self.tails,
             request,
         )
 

@@ -18,6 +18,7 @@ def slow_relay(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         num_blocks=POOL_BLOCKS,
         max_model_len=1600,
         transfer_timeout_s=3,
+        max_local_tail=0,  # what is lost is asked for again, so that it can be told who computed it
     )
     try:
         for index, role in enumerate(("prefill", "decode", "prefill", "decode")):

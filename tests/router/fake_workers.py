@@ -95,6 +95,7 @@ class FakeDecode(FakeWorker[pb.GenerateRequest, GenerateCall], pb_grpc.DecodeSer
     def __init__(self, relay: Relay, name: str = "decode-0") -> None:
         super().__init__(relay, name, pb.ROLE_DECODE)
         self.renewals: asyncio.Queue[bytes] = asyncio.Queue()
+        self.local_rests: list[pb.RenewRequest] = []
 
     def _add(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_DecodeServicer_to_server(self, server)
@@ -109,7 +110,11 @@ class FakeDecode(FakeWorker[pb.GenerateRequest, GenerateCall], pb_grpc.DecodeSer
         await self._run(request, call, call.run_happily)
 
     async def Renew(self, request: pb.RenewRequest, context: object) -> pb.RenewReply:
-        self.renewals.put_nowait(request.transfer_id)
+        if request.local_prefill_reason:  # it computes the rest, and goes on
+            self.local_rests.append(request)
+            self.relay.commit(request.transfer_id).set_result([])
+        else:
+            self.renewals.put_nowait(request.transfer_id)
         return pb.RenewReply()
 
 

@@ -79,6 +79,30 @@ async def test_without_another_prefill_worker_decode_does_it_alone(
         assert bench.registry.get_sample_value("baton_local_prefills_total", labels) == 1
 
 
+async def test_what_came_is_kept_when_no_prefill_worker_is_left(start_bench: StartBench) -> None:
+    """The stream goes on, and decode computes the rest: the client has heard nothing yet."""
+    async with start_bench(num_prefills=2) as bench:
+        decode = bench.cluster.decodes[0]
+
+        async def reserved_again(call: GenerateCall) -> None:
+            for _ in bench.cluster.prefills:
+                await call.reserve()
+                await call.beating(call.renewals.get())
+            await call.relay.commit(await call.reserve())
+            await call.say_rest(0)
+
+        decode.scripts.append(reserved_again)
+        for prefill in bench.cluster.prefills:
+            prefill.scripts.append(fail_at_once)
+        client = await bench.run()
+
+        assert client.token_ids == list(ANSWER)
+        assert len(decode.requests) == 1
+        assert [rest.local_prefill_reason for rest in decode.local_rests] == ["no_prefill_worker"]
+        labels = {"reason": "no_prefill_worker"}
+        assert bench.registry.get_sample_value("baton_local_prefills_total", labels) == 1
+
+
 async def test_one_token_survives_its_prefill_worker(start_bench: StartBench) -> None:
     async with start_bench() as bench:
         bench.cluster.prefills[0].scripts.append(fail_at_once)
@@ -115,14 +139,17 @@ async def test_a_worker_whose_transfers_are_lost_is_left(
 ) -> None:
     """It says that all is well, and decode can install none of it: not for ever."""
 
+    client = Client()
+
     async def losing(call: GenerateCall) -> None:
         await call.relay.commit(await call.reserve())
+        await until(lambda: bool(client.token_ids))
         while True:
             await call.relay.commit(await call.reserve(replaces_lost=True))
 
     async with start_bench(num_prefills=num_prefills) as bench:
         bench.cluster.decodes[0].scripts.append(losing)
-        client = await bench.run()
+        await bench.dispatcher.run(make_prompt(), [client.take])
 
         assert client.token_ids == list(ANSWER)
         assert [len(p.requests) for p in bench.cluster.prefills] == [2] * num_prefills
