@@ -157,7 +157,8 @@ class KVCache:
         if first < whole_first * size:
             pieces.append(self._partial(block_table, first, first, whole_first * size))
         if whole_first < whole_end:
-            ids = torch.tensor(block_table[whole_first:whole_end], device=self.device)
+            whole = np.array(block_table[whole_first:whole_end], dtype=np.int64)
+            (ids,) = copy_to_device((whole,), self.device).device
             tokens = slice(whole_first * size - first, whole_end * size - first)
             pieces.append((tokens, ids, slice(None)))
         if whole_end * size < end:

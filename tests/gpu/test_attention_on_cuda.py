@@ -4,6 +4,7 @@ and that a decode step asks the device nothing."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +19,17 @@ from engine.cuda.flashinfer_attention import FlashInfer
 from engine.cuda.flashinfer_library import unsupported
 from engine.cuda.graphed_model import GraphedModel
 from engine.cuda.load import open_flashinfer, with_graphs
+from engine.engine import Engine
 from engine.engine_config import EngineConfig
 from engine.kv_cache import KVCache
 from engine.kv_room import open_pool
 from engine.model import Model
+from engine.request import RequestId
 from engine.weights import random_weights
 from tests.engine.conftest import TinyModel
+from tests.engine.listener import Listener
 from tests.engine.model_driver import ModelDriver, random_prompt
+from tests.engine.test_engine import SAMPLING, Rig, requests_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -202,3 +207,47 @@ def test_the_default_pool_leaves_room_for_a_step(
     assert kv.data.nbytes > total // 4, "a card that is nobody else's"
     assert free > total // 50
     assert kv.data.shape[2] == kv.num_blocks + 1
+
+
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_an_engine_waits_once_a_step(
+    wide_llama: TinyModel,
+    monkeypatch: pytest.MonkeyPatch,
+    cuda_graphs: bool,
+    sampling: dict[str, Any],
+) -> None:
+    """For the tokens, which it reads by `cpu`; prompts, decodes and sampling are queued."""
+    read = Tensor.cpu
+
+    def reading(tensor: Tensor) -> Tensor:
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return read(tensor)
+        finally:
+            torch.cuda.set_sync_debug_mode("error")
+
+    config = EngineConfig(
+        wide_llama.folder,
+        device="cuda",
+        dtype="bfloat16",
+        num_blocks=64,
+        max_model_len=256,
+        cuda_graphs=cuda_graphs,
+    )
+    engine = Engine(config, listener := Listener())
+    engine.start()
+    try:
+        rig = Rig(engine, listener)
+        first = rig.run(*requests_for(sampling))  # what is set up once may wait
+        with no_waits():
+            monkeypatch.setattr(Tensor, "cpu", reading)
+            again = [
+                replace(each, request_id=RequestId(f"{each.request_id} again"))
+                for each in requests_for(sampling)
+            ]
+            assert len(rig.run(*again)) == len(first)
+            monkeypatch.undo()
+        assert engine.failure is None
+    finally:
+        engine.stop()
