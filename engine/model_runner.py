@@ -81,7 +81,9 @@ class ModelRunner:
 
     def run(self, seqs: list[Sequence]) -> StepOutput:
         try:
-            return self._run(seqs)
+            output = self._run(seqs)
+            self._ranks.check()
+            return output
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError) and not self._ranks.are_there:
                 raise OutOfDeviceMemory(str(error)) from error

@@ -67,6 +67,9 @@ class Ranks(Protocol):
     def wait(self, device: torch.device) -> None:
         """Until a forward that nobody reads is done, on `device` and so on all ranks."""
 
+    def check(self) -> None:
+        """Raises RankLost if one was lost by now: what a step gave may be nonsense then."""
+
     def explain(self, error: Exception) -> Exception:
         """What to make of an exception of a step."""
 
@@ -99,6 +102,9 @@ class NoRanks:
 
     def wait(self, device: torch.device) -> None:
         """Nobody depends on it."""
+
+    def check(self) -> None:
+        """Nobody can be lost."""
 
     def explain(self, error: Exception) -> Exception:
         return error
@@ -177,6 +183,10 @@ class ConnectedRanks:
     def wait(self, device: torch.device) -> None:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # sync point
+
+    def check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
 
     def explain(self, error: Exception) -> Exception:
         self._is_in_step = False

@@ -98,6 +98,8 @@ def test_a_rank_that_is_lost_ends_an_idle_engine(
         ranks._channels[0].shut()  # as if its process was gone
         wait_failed(engine)
         assert str(engine.failure) == "rank 1 ended"
+        with pytest.raises(RankLost, match="rank 1 ended"):
+            ranks.check()
         engine.stop()
 
 
