@@ -108,6 +108,7 @@ class Handoff:
             transfer_id=new_transfer_id(),
             shards=self._fabric.shards(shape),
             fingerprint=self._engine.fingerprint,
+            facts=self._fabric.config.facts,
             first_token=first_token,
             num_tokens=self._num_tokens,
             block_size=self._engine.block_size,

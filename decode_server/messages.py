@@ -19,6 +19,7 @@ def ticket_message(ticket: Ticket, replaces_lost: bool) -> pb.KVTicket:
             for shard in ticket.shards
         ],
         fingerprint=ticket.fingerprint,
+        facts=ticket.facts,
         first_token=ticket.first_token,
         num_tokens=ticket.num_tokens,
         block_size=ticket.block_size,

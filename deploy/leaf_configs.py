@@ -41,13 +41,14 @@ def _share_of_all_cores(shard: Shard) -> int | None:
 
 
 def fabric_config(
-    config: WorkerConfig, fingerprint: bytes, generation: int, rank: int = 0
+    config: WorkerConfig, fingerprint: bytes, facts: str, generation: int, rank: int = 0
 ) -> FabricConfig:
     """Of a worker's rank: each listens, on ports that follow upon each other."""
     return FabricConfig(
         listen=_port_of_rank(config.fabric_listen, rank),
         advertise_host=config.advertise_host,
         fingerprint=fingerprint,
+        facts=facts,
         generation=generation,
         slot_nbytes=config.slot_size,
         send_slots=config.send_slots,

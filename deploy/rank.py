@@ -16,6 +16,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from deploy.leaf_configs import engine_config, fabric_config
@@ -23,7 +24,7 @@ from deploy.rank_config import RankConfig
 from deploy.rank_handoff import rank_handoff
 from deploy.ranks import pin
 from deploy.worker_status import new_generation
-from engine.fingerprint import fingerprint
+from engine.fingerprint import facts, fingerprint
 from engine.tp.channel import StepChannel
 from engine.tp.rank import Rank, telling
 from engine.tp.shard import Shard
@@ -72,12 +73,15 @@ def run(config: RankConfig) -> None:
 def _handoff(config: RankConfig, rank: Rank) -> Iterator[None]:
     """This rank's end of the fabric, for as long as it serves."""
     dtype = rank.config.resolve_dtype(rank.model_config)
-    meaning = fingerprint(rank.model_config, rank.digest, dtype, WIRE_VERSION)
-    settings = fabric_config(config, meaning, new_generation(), rank=config.rank)
+    meaning = rank.model_config, rank.digest, dtype, WIRE_VERSION
+    settings = fabric_config(
+        config, fingerprint(*meaning), facts(*meaning), new_generation(), rank=config.rank
+    )
     fabric = Fabric(settings, rank.copier.allocate_staging(settings.staging_nbytes))
     shape = KVShape(*rank.kv_shape).shared_with(rank.kv_heads)
     end = socket.socket(fileno=config.handoff_fd)
-    with rank_handoff(fabric, rank.copier, shape, end):
+    # A rank without it is no use: rank 0's engine sees it end, and the worker is started again.
+    with rank_handoff(fabric, rank.copier, shape, end, on_failure=partial(os._exit, 1)):
         yield
 
 

@@ -12,6 +12,7 @@ copy is over, so that rank 0 hears it once.
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -50,6 +51,8 @@ from kvfabric.shipment import Shipment
 from kvfabric.stats import FabricStats
 from kvfabric.ticket import KVShape, ReceiveReport, ShipReport
 
+logger = logging.getLogger(__name__)
+
 OPEN_SECONDS = 10.0
 _COUNT_PERIOD_S = 0.25
 """Between two looks at this fabric's numbers; only those that have changed are told."""
@@ -57,12 +60,17 @@ _COUNT_PERIOD_S = 0.25
 
 @contextmanager
 def rank_handoff(
-    fabric: Fabric, copier: KVCopier, shape: KVShape, end: socket.socket
+    fabric: Fabric,
+    copier: KVCopier,
+    shape: KVShape,
+    end: socket.socket,
+    on_failure: Callable[[], None],
 ) -> Iterator["RankHandoff"]:
     """Serves rank 0 for as long as the block lives. `shape` has this rank's heads only; `end` of
-    the socket to rank 0 and `fabric` are the handoff's own. Raises `FabricError`."""
+    the socket to rank 0 and `fabric` are the handoff's own. `on_failure`, on the fabric's loop:
+    it cannot go on, for a fault of ours. Raises `FabricError`."""
     fabric.start()
-    handoff = RankHandoff(fabric, copier, shape)
+    handoff = RankHandoff(fabric, copier, shape, on_failure)
     try:
         serving = fabric.call(handoff.open(end)).result(OPEN_SECONDS)
         try:
@@ -76,8 +84,11 @@ def rank_handoff(
 class RankHandoff:
     """See the module."""
 
-    def __init__(self, fabric: Fabric, copier: KVCopier, shape: KVShape) -> None:
+    def __init__(
+        self, fabric: Fabric, copier: KVCopier, shape: KVShape, on_failure: Callable[[], None]
+    ) -> None:
         self.shape = shape
+        self._on_failure = on_failure
         self.copier = copier
         self._fabric = fabric
         self._sinks: dict[TransferId, RankSink] = {}
@@ -121,7 +132,10 @@ class RankHandoff:
         try:
             while (message := await self._channel.receive()) is not None:
                 self._do(message)
-        finally:  # rank 0 is gone; or has to see that we are
+        except Exception:
+            logger.exception("the rank's end of the handoff failed")
+            self._on_failure()
+        finally:  # rank 0 is gone, or has to see that we are
             self._give_all_up()
             self._channel.close()
 

@@ -118,7 +118,7 @@ def run(config: WorkerConfig) -> None:
 
 def _run(config: WorkerConfig, engine: Engine, processes: RankProcesses) -> None:
     generation = new_generation()
-    settings = fabric_config(config, engine.fingerprint, generation)
+    settings = fabric_config(config, engine.fingerprint, engine.kv_facts, generation)
     if config.inject_faults:
         logger.warning("messages of the fabric are harmed on purpose", rules=config.inject_faults)
     check_framable(KVShape(*engine.kv_shape), settings)

@@ -19,7 +19,7 @@ from engine.decoder import load_decoder
 from engine.engine_config import EngineConfig
 from engine.engine_loop import EngineLoop, discard
 from engine.errors import InvalidRequest
-from engine.fingerprint import fingerprint
+from engine.fingerprint import facts, fingerprint
 from engine.grammars import Grammars
 from engine.kv_copier import KVCopier
 from engine.kv_room import open_pool
@@ -61,6 +61,8 @@ class Engine(EngineLoop):
         """Of this rank."""
         digest = self._decoder.digest
         self.fingerprint = fingerprint(self.model_config, digest, dtype, wire_version)
+        self.kv_facts = facts(self.model_config, digest, dtype, wire_version)
+        """What the fingerprint is of, for people."""
         kv_cache = open_pool(config, self.model_config, dtype, device)
         num_blocks = kv_cache.num_blocks
         self._decoder.prepare(kv_cache)

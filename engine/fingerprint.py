@@ -30,3 +30,17 @@ def fingerprint(
         "config": {name: value for name, value in asdict(config).items() if name not in _NOT_KV},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+
+
+def facts(config: ModelConfig, weights_digest: bytes, dtype: torch.dtype, wire_version: int) -> str:
+    """`name=value;…`: of what the fingerprint covers, what tells people two engines apart."""
+    told = {
+        "dtype": str(dtype).removeprefix("torch."),
+        "model": config.architecture,
+        "layers": config.num_layers,
+        "KV heads": config.num_kv_heads,
+        "head size": config.head_dim,
+        "weights": weights_digest.hex()[:12],
+        "wire version": wire_version,
+    }
+    return ";".join(f"{name}={value}" for name, value in told.items())

@@ -15,6 +15,8 @@ class FabricConfig:
     """32 bytes: what KV means in this process."""
     generation: int
     """Unlike that of every other process that ever served at this address; 64 bits."""
+    facts: str = ""
+    """What the fingerprint is of, for people; see kvfabric/facts.py."""
     advertise_host: str | None = None
     """Host by which peers reach this one; None: as in `listen`."""
     slot_nbytes: int = 4 * MIB

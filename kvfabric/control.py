@@ -17,8 +17,9 @@ from kvfabric.errors import BadFrame
 from kvfabric.frame import WIRE_VERSION, TransferId
 
 _MAGIC = b"BTNC"
-# magic, version, kind, code, a, b, 32 bytes
-_MESSAGE = struct.Struct("<4sHBBQQ32s")
+FACTS_NBYTES = 192
+# magic, version, kind, code, a, b, 32 bytes, text
+_MESSAGE = struct.Struct(f"<4sHBBQQ32s{FACTS_NBYTES}s")
 CONTROL_NBYTES = _MESSAGE.size
 FINGERPRINT_NBYTES = 32
 
@@ -49,17 +50,22 @@ class Hello:
     generation: int
     expected_generation: int
     version: int = WIRE_VERSION
+    facts: str = ""
+    """What the fingerprint is of, for people; see kvfabric/facts.py. Cut to `FACTS_NBYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
     fingerprint: bytes
     generation: int
+    facts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
     reason: RefusalReason
+    facts: str = ""
+    """Of who refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +86,14 @@ _HELLO, _WELCOME, _REFUSED, _OFFER, _ABORT = range(1, 6)
 
 def encode_control(message: Control) -> bytes:
     match message:
-        case Hello(fingerprint, generation, expected, version):
-            return _pack(_HELLO, a=generation, b=expected, data=fingerprint, version=version)
-        case Welcome(fingerprint, generation):
-            return _pack(_WELCOME, a=generation, data=fingerprint)
-        case Refused(reason):
-            return _pack(_REFUSED, code=reason)
+        case Hello(fingerprint, generation, expected, version, facts):
+            return _pack(
+                _HELLO, a=generation, b=expected, data=fingerprint, version=version, facts=facts
+            )
+        case Welcome(fingerprint, generation, facts):
+            return _pack(_WELCOME, a=generation, data=fingerprint, facts=facts)
+        case Refused(reason, facts):
+            return _pack(_REFUSED, code=reason, facts=facts)
         case Offer(num_frames):
             return _pack(_OFFER, a=num_frames)
         case Abort(transfer_id, reason):
@@ -94,17 +102,17 @@ def encode_control(message: Control) -> bytes:
 
 def decode_control(message: bytes | bytearray) -> Control:
     """Raises `BadFrame` for what no peer of ours says. A HELLO of another version is parsed."""
-    magic, version, kind, code, a, b, data = _MESSAGE.unpack(message)
+    magic, version, kind, code, a, b, data, text = _MESSAGE.unpack(message)
     if magic != _MAGIC or (version != WIRE_VERSION and kind != _HELLO):
         raise BadFrame(f"magic {magic!r} and version {version} are not ours")
     try:
         match kind:
             case 1:
-                return Hello(data, a, b, version)
+                return Hello(data, a, b, version, _read_text(text))
             case 2:
-                return Welcome(data, a)
+                return Welcome(data, a, _read_text(text))
             case 3:
-                return Refused(RefusalReason(code))
+                return Refused(RefusalReason(code), _read_text(text))
             case 4:
                 return Offer(a)
             case 5:
@@ -122,5 +130,11 @@ def _pack(
     b: int = 0,
     data: bytes = b"",
     version: int = WIRE_VERSION,
+    facts: str = "",
 ) -> bytes:
-    return _MESSAGE.pack(_MAGIC, version, kind, code, a, b, data)
+    text = facts.encode()[:FACTS_NBYTES]
+    return _MESSAGE.pack(_MAGIC, version, kind, code, a, b, data, text)
+
+
+def _read_text(text: bytes) -> str:
+    return text.rstrip(bytes(1)).decode(errors="ignore")

@@ -20,6 +20,7 @@ from kvfabric.control import (
 )
 from kvfabric.deadline import within
 from kvfabric.errors import BadFrame, HandshakeRefused
+from kvfabric.facts import difference
 from kvfabric.frame import WIRE_VERSION
 from kvfabric.transport import Channel, Endpoint
 
@@ -36,8 +37,9 @@ async def greet(endpoint: Endpoint, hello: Hello, seconds: float) -> None:
         case Welcome(fingerprint, generation):
             if fingerprint != hello.fingerprint or generation != hello.expected_generation:
                 raise HandshakeRefused("another process than the ticket's welcomes us")
-        case Refused(reason):
-            raise HandshakeRefused(f"the peer refuses our {reason.name.lower()}")
+        case Refused(reason, facts):
+            told = _named(reason, hello.facts, facts)
+            raise HandshakeRefused(f"the peer refuses us for {told}")
         case other:
             raise BadFrame(f"{other} is no answer to HELLO")
 
@@ -50,12 +52,19 @@ async def answer(endpoint: Endpoint, welcome: Welcome, seconds: float) -> Hello:
     if not isinstance(hello, Hello):
         raise BadFrame(f"{hello} instead of HELLO")
     reason = _refusal(hello, welcome)
-    reply: Control = welcome if reason is None else Refused(reason)
+    reply: Control = welcome if reason is None else Refused(reason, welcome.facts)
     await within(seconds, endpoint.send(Channel.CONTROL, encode_control(reply)), "our answer")
     if reason is not None:
         await _let_peer_read(endpoint, seconds)
-        raise HandshakeRefused(f"refused a peer for its {reason.name.lower()}")
+        told = _named(reason, welcome.facts, hello.facts)
+        raise HandshakeRefused(f"refused a peer for {told}")
     return hello
+
+
+def _named(reason: RefusalReason, ours: str, theirs: str) -> str:
+    if reason is RefusalReason.FINGERPRINT:
+        return f"KV of another meaning: {difference(ours, theirs)}"
+    return f"another {reason.name.lower().replace('_', ' ')}"
 
 
 def _refusal(hello: Hello, welcome: Welcome) -> RefusalReason | None:

@@ -11,6 +11,7 @@ from kvfabric.checksum import Checksummer
 from kvfabric.config import FabricConfig
 from kvfabric.control import FINGERPRINT_NBYTES, Welcome
 from kvfabric.errors import FabricClosed, FabricError, HandshakeRefused
+from kvfabric.facts import difference
 from kvfabric.faults import FaultPlan
 from kvfabric.frame import TransferId
 from kvfabric.frame_plan import max_frame_tokens
@@ -57,6 +58,7 @@ class Node:
             self._transport,
             fingerprint=config.fingerprint,
             generation=config.generation,
+            facts=config.facts,
             slots=self._send_slots,
             counters=self._counters,
             connect_timeout_s=config.connect_timeout_s,
@@ -128,7 +130,8 @@ class Node:
         if self._closed:
             outgoing.fail(FabricClosed("the fabric is closed"), tell_peer=False)
         elif outgoing.ticket.fingerprint != self.config.fingerprint:
-            refusal = HandshakeRefused("the ticket is for KV of another meaning (fingerprint)")
+            told = difference(self.config.facts, outgoing.ticket.facts)
+            refusal = HandshakeRefused(f"the ticket is for KV of another meaning: {told}")
             outgoing.fail(refusal, tell_peer=False)
         elif scheme_of(outgoing.peer.address) != scheme_of(self.config.listen):
             error = FabricError(f"{outgoing.peer.address} is not of our transport")
@@ -176,7 +179,7 @@ class Node:
         self._runs.spawn(self._receive(reception))
 
     async def _receive(self, reception: Reception) -> None:
-        welcome = Welcome(self.config.fingerprint, self.config.generation)
+        welcome = Welcome(self.config.fingerprint, self.config.generation, self.config.facts)
         await reception.run(welcome, self.config.connect_timeout_s)
         self._receptions.discard(reception)
 

@@ -30,6 +30,7 @@ class Sender:
         *,
         fingerprint: bytes,
         generation: int,
+        facts: str,
         slots: SlotPool,
         counters: FabricCounters,
         connect_timeout_s: float,
@@ -38,6 +39,7 @@ class Sender:
         self._transport = transport
         self._fingerprint = fingerprint
         self._generation = generation
+        self._facts = facts
         self._slots = slots
         self._counters = counters
         self._connect_timeout_s = connect_timeout_s
@@ -76,7 +78,7 @@ class Sender:
         return link
 
     async def _run(self, peer: _Peer, link: Link) -> None:
-        hello = Hello(self._fingerprint, self._generation, peer.generation)
+        hello = Hello(self._fingerprint, self._generation, peer.generation, facts=self._facts)
         await link.run(self._transport, hello)
         if self._links.get(peer) is link:
             del self._links[peer]

@@ -47,6 +47,8 @@ class Ticket:
     num_tokens: int
     block_size: int
     """Frames but the last end on multiples of it."""
+    facts: str = ""
+    """What the fingerprint is of, for people; see kvfabric/facts.py."""
 
 
 @dataclass(frozen=True, slots=True)

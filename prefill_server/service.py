@@ -100,6 +100,7 @@ def _ticket(request: pb.PrefillRequest, num_heads: int) -> Ticket | None:
             for shard in ticket.shards
         ),
         fingerprint=ticket.fingerprint,
+        facts=ticket.facts,
         first_token=ticket.first_token,
         num_tokens=ticket.num_tokens,
         block_size=ticket.block_size,

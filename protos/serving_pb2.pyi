@@ -376,6 +376,7 @@ class KVTicket(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
@@ -384,6 +385,8 @@ class KVTicket(_message.Message):
     REPLACES_LOST_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.bytes
     """128 random bits: the name of the transfer and the capability"""
+    facts: _builtins.str
+    """what the fingerprint is of, for people: why a ticket was refused"""
     fingerprint: _builtins.bytes
     """what KV means there; must equal the sender's"""
     first_token: _builtins.int
@@ -402,6 +405,7 @@ class KVTicket(_message.Message):
         self,
         *,
         transfer_id: _builtins.bytes = ...,
+        facts: _builtins.str = ...,
         shards: _abc.Iterable[Global___KVShard] | None = ...,
         fingerprint: _builtins.bytes = ...,
         first_token: _builtins.int = ...,
@@ -411,7 +415,7 @@ class KVTicket(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "fingerprint", b"fingerprint", "first_token", b"first_token", "num_tokens", b"num_tokens", "replaces_lost", b"replaces_lost", "shards", b"shards", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "facts", b"facts", "fingerprint", b"fingerprint", "first_token", b"first_token", "num_tokens", b"num_tokens", "replaces_lost", b"replaces_lost", "shards", b"shards", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -211,6 +211,7 @@ def ticket_of(message: pb.KVTicket) -> Ticket:
             for shard in message.shards
         ),
         fingerprint=message.fingerprint,
+        facts=message.facts,
         first_token=message.first_token,
         num_tokens=message.num_tokens,
         block_size=message.block_size,
@@ -230,15 +231,17 @@ def started_worker(model_path: Path, **engine_flags: object) -> Iterator[Worker]
         "max_model_len": 512,
         "token_budget": 64,
         "num_threads": 1,
+        "dtype": "float32",
         **engine_flags,
     }
     engine = Engine(
-        EngineConfig(model_path, device="cpu", dtype="float32", **flags),  # type: ignore[arg-type]
+        EngineConfig(model_path, device="cpu", **flags),  # type: ignore[arg-type]
         vocabulary=vocabulary,
     )
     config = FabricConfig(
         listen="inproc://",
         fingerprint=engine.fingerprint,
+        facts=engine.kv_facts,
         generation=next(_generations),
         slot_nbytes=8 << 10,
         transfer_timeout_s=5.0,

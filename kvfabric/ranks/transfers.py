@@ -11,7 +11,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from kvfabric.errors import DeadlineExceeded, FabricClosed, FabricError, PeerLost
+from kvfabric.errors import DeadlineExceeded, FabricClosed, FabricError, PeerLost, TransferAborted
 from kvfabric.frame import FrameRange, TransferId
 from kvfabric.node import Node
 from kvfabric.ranks.member import ANSWER_SECONDS, Member
@@ -29,6 +29,10 @@ from kvfabric.ranks.messages import (
 )
 from kvfabric.tasks import TaskSet
 from kvfabric.ticket import BlockLender, FrameSink, KVShape, ReceiveReport, Ticket
+
+GONE_SECONDS = 1.0
+"""A transfer that is expected when a rank is gone is lost after this long, not at once: the worker
+is about to end, and until it has, tickets would be minted and lost as fast as can be."""
 
 
 class RankedTransfer:
@@ -76,18 +80,21 @@ class RankedTransfers:
         self._lending = TaskSet()
 
     def expect(self, ticket: Ticket, shape: KVShape, sink: FrameSink, lender: BlockLender) -> None:
-        if gone := [member for member in self._members if member.is_gone]:
-            sink.lost(_gone(gone[0]), ticket.first_token)
-            return
         transfer = RankedTransfer(self, ticket, sink, lender)
         self._by_id[ticket.transfer_id] = transfer
+        if any(member.is_gone for member in self._members):
+            loop = asyncio.get_running_loop()
+            transfer.deadline = loop.call_later(GONE_SECONDS, self._on_silence, transfer)
+            return
         for member in self._members:
             member.tell(Expect(ticket))
         self._node.expect(ticket, shape.shared_with(self._heads), transfer)
 
     def forget(self, transfer_id: TransferId) -> None:
         self._node.forget(transfer_id)
-        if self._by_id.pop(transfer_id, None) is not None:
+        if (transfer := self._by_id.pop(transfer_id, None)) is not None:
+            if transfer.deadline is not None:
+                transfer.deadline.cancel()
             for member in self._members:
                 member.tell(Forget(transfer_id))
 
@@ -174,9 +181,12 @@ class RankedTransfers:
             self._node.give_up(transfer.ticket.transfer_id)
 
     def _on_silence(self, transfer: RankedTransfer) -> None:
+        first_token = transfer.ticket.first_token
         for member in self._members:
-            error = DeadlineExceeded(f"rank {member.rank} says nothing")
-            self.on_lost(transfer, member.rank, error, transfer.ticket.first_token)
+            silent = DeadlineExceeded(f"rank {member.rank} says nothing")
+            error = _gone(member) if member.is_gone else silent
+            self.on_lost(transfer, member.rank, error, first_token)
+        self.on_lost(transfer, 0, TransferAborted("given up here"), first_token)
 
     def _end_if_over(self, transfer: RankedTransfer) -> None:
         ranks = [0, *(member.rank for member in self._members)]

@@ -12,7 +12,7 @@ import pytest
 from engine.errors import EngineFault
 from engine.kv_copier import KVCopier
 from engine.request import ChunkComputed, EngineEvent
-from kvfabric.errors import FabricError
+from kvfabric.errors import FabricError, HandshakeRefused
 from protos import serving_pb2 as pb
 from tests.relay import DecodeEvents, Worker, eventually, run_prefill, running_leg, started_worker
 
@@ -276,3 +276,20 @@ async def test_engine_that_stops_fails_its_legs(tiny_llama: Path) -> None:
         await asyncio.to_thread(decode.engine.stop)
         with pytest.raises(EngineFault, match="stopped"):
             await task
+
+
+async def test_kv_of_another_dtype_is_refused_with_a_sentence(
+    tiny_llama: Path,
+) -> None:
+    with (
+        started_worker(tiny_llama, dtype="bfloat16") as prefill,
+        started_worker(tiny_llama) as decode,
+    ):
+        with running_leg(decode.decode_leg(PROMPT, 3)) as (events, _):
+            leg = prefill.prefill_leg(PROMPT, 3, await ticket(events))
+            with pytest.raises(HandshakeRefused) as refusal:
+                await run_prefill(leg)
+        assert "dtype is bfloat16 here and float32 there" in str(refusal.value)
+        assert "layers" not in str(refusal.value)
+        await prefill.assert_all_back()
+        await decode.assert_all_back()

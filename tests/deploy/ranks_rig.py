@@ -135,7 +135,8 @@ def started(
                 fabrics.append(RankedFabric(flags, staging, [own for own, _ in pairs]))
         for rank, (_, end) in enumerate(pairs, start=1):
             own = shape.shared_with(worker.heads[rank])
-            stack.enter_context(rank_handoff(fabrics[rank], worker.copiers[rank], own, end))
+            handoff = rank_handoff(fabrics[rank], worker.copiers[rank], own, end, lambda: None)
+            stack.enter_context(handoff)
             worker.ends.append(end)
         fabrics[0].start()
         stack.callback(fabrics[0].close)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.config import RopeConfig
-from engine.fingerprint import fingerprint
+from engine.fingerprint import facts, fingerprint
 from tests.engine.test_kv_cache import CONFIG
 
 DIGEST = bytes(range(32))
@@ -56,3 +56,13 @@ def test_what_does_not_shape_kv_does_not_count() -> None:
     assert fingerprint(same, DIGEST, torch.bfloat16, 1) == fingerprint(
         CONFIG, DIGEST, torch.bfloat16, 1
     )
+
+
+def test_facts_tell_people_what_it_is_of() -> None:
+    told = facts(CONFIG, DIGEST, torch.bfloat16, 1)
+    assert told == (
+        f"dtype=bfloat16;model={CONFIG.architecture};layers={CONFIG.num_layers};"
+        f"KV heads={CONFIG.num_kv_heads};head size={CONFIG.head_dim};weights=000102030405;"
+        "wire version=1"
+    )
+    assert len(told) < 192, "the handshake has so much room"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvfabric.control import Hello, Offer, encode_control
+from kvfabric.control import FACTS_NBYTES, Hello, Offer, encode_control
 from kvfabric.errors import FabricError, PeerLost
 from kvfabric.faults import KINDS, Fault, FaultPlan, kind_of
 from kvfabric.node import Node
@@ -129,7 +129,7 @@ async def test_a_lone_message_is_not_held_for_ever_by_reorder() -> None:
 async def test_corrupt_and_truncate_change_the_message() -> None:
     for fault in (Fault.CORRUPT, Fault.TRUNCATE):
         sender, receiver, _ = await pair(f"hello:{fault}:1,seed=3")
-        message = encode_control(Hello(b"f" * 32, 1, 2))
+        message = encode_control(Hello(b"f" * 32, 1, 2, facts="x" * FACTS_NBYTES))
         sent = sender.send(Channel.CONTROL, message)
         buffer = bytearray(len(message))
         await receiver.recv(Channel.CONTROL, buffer)
