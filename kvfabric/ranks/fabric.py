@@ -113,6 +113,11 @@ class RankedFabric(Fabric):
         return [super().stats(), *(member.stats for member in self._members)]
 
     @property
+    def num_claims_under_way(self) -> int:
+        """Of other ranks, for blocks that the lender has not given yet."""
+        return 0 if self._transfers is None else self._transfers.num_claims_under_way
+
+    @property
     def _own_heads(self) -> range:
         return range(self._members[0].shard.first_head)
 

@@ -79,6 +79,10 @@ class RankedTransfers:
         self._lent: dict[tuple[int, TransferId], BlockLender] = {}
         self._lending = TaskSet()
 
+    @property
+    def num_claims_under_way(self) -> int:
+        return len(self._lending)
+
     def expect(self, ticket: Ticket, shape: KVShape, sink: FrameSink, lender: BlockLender) -> None:
         transfer = RankedTransfer(self, ticket, sink, lender)
         self._by_id[ticket.transfer_id] = transfer

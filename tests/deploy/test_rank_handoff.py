@@ -14,6 +14,7 @@ import torch
 from decode_server.handoff import Committed, Lost
 from engine.errors import UnknownRequest
 from kvfabric.errors import PeerLost, TransferAborted
+from kvfabric.ranks.fabric import RankedFabric
 from kvfabric.ticket import KVShard, Ticket, new_transfer_id
 from tests.deploy.ranks_rig import (
     HALF,
@@ -131,8 +132,11 @@ async def test_forgotten_while_the_blocks_are_claimed(tiny_llama: Path) -> None:
     async with relay(tiny_llama, 2, 3) as r:
         shipment = r.ship(r.handoff.begin(0))
         shipment.extend(r.compute(HALF))
-        await eventually(lambda: r.decode.fabrics[2].stats().recv_slots_used > 0)
+        fabric = r.decode.fabric
+        assert isinstance(fabric, RankedFabric)
+        await eventually(lambda: fabric.num_claims_under_way == 2)
         r.handoff.drop()
+        await eventually(lambda: not r.decode.fabrics[2].stats().expected_transfers)
         r.decode.claimed.set_result(r.there)
         shipment.extend(r.compute(NUM_TOKENS))
         with pytest.raises(TransferAborted):
