@@ -22,7 +22,7 @@ from kvfabric.config import FabricConfig
 from kvfabric.errors import FabricError
 from kvfabric.fabric import Fabric
 from kvfabric.frame import FrameRange, TransferId
-from kvfabric.ticket import KVShape, KVShard, ReceiveReport, Ticket, new_transfer_id
+from kvfabric.ticket import KVShape, KVShard, Packed, ReceiveReport, Ticket, new_transfer_id
 
 FINGERPRINT = b"f" * 32
 SECONDS = 60.0
@@ -62,7 +62,7 @@ class _Sink:
     def __init__(self) -> None:
         self.took_ns: concurrent.futures.Future[int] = concurrent.futures.Future()
 
-    async def install(self, frame: FrameRange, payload: memoryview) -> None:
+    async def install(self, frame: FrameRange, payload: memoryview, codec: int) -> None:
         pass
 
     def committed(self, commit: bytes, report: ReceiveReport) -> None:
@@ -74,8 +74,10 @@ class _Sink:
 
 
 class _Source:
-    async def pack(self, frame: FrameRange, out: memoryview) -> None:
-        pass
+    async def pack(
+        self, frame: FrameRange, out: memoryview, link_nbytes_per_s: float | None
+    ) -> Packed:
+        return Packed(len(out))
 
 
 class Peer:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from engine.engine import Engine
 from engine.errors import EngineError
+from engine.kv_codec import Codec
 from engine.kv_lease import KVLease
 from engine.request import RequestId
 from kvfabric.errors import FabricError, TransferAborted
@@ -112,6 +113,7 @@ class Handoff:
             first_token=first_token,
             num_tokens=self._num_tokens,
             block_size=self._engine.block_size,
+            codecs=self._engine.kv_codecs,
         )
         sink = _InstallSink(self._blocks, self.ticket.transfer_id, self._post)
         self._fabric.expect(self.ticket, shape, sink, self._blocks)
@@ -138,8 +140,9 @@ class _ClaimedBlocks:
         self._request_id = request_id
         self._claim: Future[KVLease] | None = None
 
-    async def install(self, frame: FrameRange, payload: memoryview) -> None:
-        scatter = self._engine.copier.scatter(await self._lease(), frame, payload)
+    async def install(self, frame: FrameRange, payload: memoryview, codec: int) -> None:
+        lease = await self._lease()
+        scatter = self._engine.copier.scatter(lease, frame, payload, codec=Codec(codec))
         self.installs.ns += await asyncio.wrap_future(scatter)
         self.installs.end_ns = time.monotonic_ns()
 
@@ -176,8 +179,8 @@ class _InstallSink:
         self._transfer_id = transfer_id
         self._post = post
 
-    async def install(self, frame: FrameRange, payload: memoryview) -> None:
-        await self._blocks.install(frame, payload)
+    async def install(self, frame: FrameRange, payload: memoryview, codec: int) -> None:
+        await self._blocks.install(frame, payload, codec)
 
     def committed(self, commit: bytes, report: ReceiveReport) -> None:
         self._post(Committed(self._transfer_id, commit, report, time.monotonic_ns()))

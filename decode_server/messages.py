@@ -24,6 +24,7 @@ def ticket_message(ticket: Ticket, replaces_lost: bool) -> pb.KVTicket:
         num_tokens=ticket.num_tokens,
         block_size=ticket.block_size,
         replaces_lost=replaces_lost,
+        codecs=ticket.codecs,
     )
 
 

@@ -29,6 +29,7 @@ def engine_config(config: WorkerConfig, shard: Shard) -> EngineConfig:
         cuda_graphs=config.cuda_graphs,
         prefix_caching=config.prefix_caching,
         max_local_tail=config.max_local_tail,
+        kv_codecs=config.kv_codecs,
         num_threads=len(config.cores) or _share_of_all_cores(shard),
         random_weights=config.random_weights,
         shard=shard,

@@ -14,12 +14,13 @@ copy is over, so that rank 0 hears it once.
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 
 from engine.errors import LeaseClosed
+from engine.kv_codec import Codec
 from engine.kv_copier import KVCopier
 from engine.kv_lease import KVLease
 from engine.request import BlockId, RequestId
@@ -49,7 +50,7 @@ from kvfabric.ranks.messages import (
 )
 from kvfabric.shipment import Shipment
 from kvfabric.stats import FabricStats
-from kvfabric.ticket import KVShape, ReceiveReport, ShipReport
+from kvfabric.ticket import KVShape, Packed, ReceiveReport, ShipReport
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +185,7 @@ class RankHandoff:
         number = order.number
         ended: Future[Message] = Future()
         lease = _lease(order.block_ids, lambda: self.tell_from_any_thread(ended.result()))
-        source = RankSource(self, lease)
+        source = RankSource(self, lease, order.ticket.codecs)
         shipment = self._fabric.ship(order.ticket, self.shape, source)
         self._shipping[number] = shipment, source
 
@@ -228,13 +229,15 @@ class RankSink:
         self._granted: asyncio.Future[KVLease] | None = None
         """Asked for with the first frame."""
 
-    async def install(self, frame: FrameRange, payload: memoryview) -> None:
+    async def install(self, frame: FrameRange, payload: memoryview, codec: int) -> None:
         if self._granted is None:
             self._granted = asyncio.get_running_loop().create_future()
             self._handoff.tell(Claim(self._transfer_id))
         lease = await asyncio.shield(self._granted)
         part = _local(frame, self._handoff.shape)
-        await asyncio.wrap_future(self._handoff.copier.scatter(lease, part, payload))
+        await asyncio.wrap_future(
+            self._handoff.copier.scatter(lease, part, payload, codec=Codec(codec))
+        )
 
     def committed(self, commit: bytes, report: ReceiveReport) -> None:
         self._end(Received(self._transfer_id, report))
@@ -267,13 +270,17 @@ class RankSink:
 class RankSource:
     """The `FrameSource` of one shipment."""
 
-    def __init__(self, handoff: RankHandoff, lease: KVLease) -> None:
+    def __init__(self, handoff: RankHandoff, lease: KVLease, codecs: Sequence[int]) -> None:
         self.lease = lease
         self._handoff = handoff
+        self._codecs = codecs
 
-    async def pack(self, frame: FrameRange, out: memoryview) -> None:
-        part = _local(frame, self._handoff.shape)
-        await asyncio.wrap_future(self._handoff.copier.gather(self.lease, part, out))
+    async def pack(
+        self, frame: FrameRange, out: memoryview, link_nbytes_per_s: float | None
+    ) -> Packed:
+        part, copier = _local(frame, self._handoff.shape), self._handoff.copier
+        packing = copier.pack(self.lease, part, out, self._codecs, link_nbytes_per_s)
+        return Packed(*await asyncio.wrap_future(packing))
 
 
 def _lease(block_ids: list[int], on_drained: Callable[[], None]) -> KVLease:

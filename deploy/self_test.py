@@ -21,7 +21,15 @@ from kvfabric.config import FabricConfig
 from kvfabric.errors import FabricError
 from kvfabric.fabric import Fabric
 from kvfabric.frame import FrameRange
-from kvfabric.ticket import KVShape, KVShard, ReceiveReport, Ticket, TransferId, new_transfer_id
+from kvfabric.ticket import (
+    KVShape,
+    KVShard,
+    Packed,
+    ReceiveReport,
+    Ticket,
+    TransferId,
+    new_transfer_id,
+)
 from runtime.log import get_logger
 
 NUM_FRAMES = 24
@@ -111,7 +119,7 @@ class _Discard:
         self._nbytes = 0
         self._began_ns = 0
 
-    async def install(self, frame: FrameRange, payload: memoryview) -> None:
+    async def install(self, frame: FrameRange, payload: memoryview, codec: int) -> None:
         if self._began_ns:
             self._nbytes += len(payload)
         else:
@@ -175,8 +183,10 @@ def _read_order(text: str) -> tuple[Ticket, int]:
 class _Zeros:
     """A `FrameSource`: slots are zero already, or hold what was sent before."""
 
-    async def pack(self, frame: FrameRange, out: memoryview) -> None:
-        pass
+    async def pack(
+        self, frame: FrameRange, out: memoryview, link_nbytes_per_s: float | None
+    ) -> Packed:
+        return Packed(len(out))
 
 
 def main() -> None:

@@ -79,6 +79,11 @@ class WorkerConfig:
         help="a prefill worker refuses prompts that would wait longer for those before them, by "
         "prediction; they wait in the router then; 0: it refuses none",
     )
+    kv_codecs: tuple[str, ...] = flag(
+        ("planes",),
+        help="how KV may be encoded on its way to a decode worker, where the measured link is so "
+        "slow that it gains time: planes (lossless), int8 (changes answers); empty: never",
+    )
     max_local_tail: int = flag(
         256,
         help="a decode worker computes what a broken transfer left out itself, if that is quicker "

@@ -142,6 +142,14 @@ class WorkerCollector(Collector):
             CounterMetricFamily("baton_fabric_errors", "Errors of the fabric.", labels=["error"]),
             {(name,): count for name, count in stats.errors.items()},
         )
+        yield _labelled(
+            GaugeMetricFamily(
+                "baton_link_bytes_per_second",
+                "What a connection to a receiver was measured to carry; slow ones get codecs.",
+                labels=["address"],
+            ),
+            {(address,): speed for address, speed in stats.links_nbytes_per_s.items()},
+        )
         if stats.injected_faults:
             yield _labelled(
                 CounterMetricFamily(

@@ -50,6 +50,8 @@ class Engine(EngineLoop):
         the KV is part of the fingerprint. Without a `vocabulary` no request may have a grammar.
         `ranks` are the others of `config.shard`; `stop` ends them."""
         self.config = config
+        self.kv_codecs = config.codec_ids
+        """Ids of the codecs by which KV may come, beside raw."""
         self.model_config = ModelConfig.from_folder(config.model_path)
         device = config.resolve_device()
         dtype = config.resolve_dtype(self.model_config)

@@ -17,11 +17,13 @@ from typing import Literal
 import torch
 
 from engine.config import DTYPES, ModelConfig, ModelError
+from engine.kv_codec import Codec
 from engine.prefill_order import PrefillPolicy
 from engine.tp.shard import WHOLE, Shard
 
 DeviceName = Literal["cpu", "cuda", "auto"]
 DEFAULT_KV_MEMORY = 1 << 30
+_CODEC_NAMES = {codec.name.lower(): int(codec) for codec in Codec if codec is not Codec.RAW}
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 
@@ -64,6 +66,8 @@ class EngineConfig:
     """Bytes of host memory for the KV of sequences that gave way, where copying it is cheaper than
     computing it again; taken as it is needed."""
     prefix_caching: bool = True
+    kv_codecs: tuple[str, ...] = ("planes",)
+    """By which KV may come, beside raw, where a link is slow: names of engine/kv_codec.py."""
     max_local_tail: int = 256
     """Tokens of a broken transfer that are computed by choice instead of asked for again."""
     """Prompts find the KV of their first blocks where another sequence has computed it."""
@@ -120,3 +124,13 @@ class EngineConfig:
         if not 1 <= wanted <= limit:
             raise ModelError(f"max_model_len is {wanted}; the model's positions are 1 to {limit}")
         return wanted
+
+    @property
+    def codec_ids(self) -> tuple[int, ...]:
+        """Raises ModelError for a name that is none."""
+        unknown = set(self.kv_codecs) - _CODEC_NAMES.keys()
+        if unknown:
+            raise ModelError(
+                f"{min(unknown)!r} is no KV codec; there are {', '.join(_CODEC_NAMES)}"
+            )
+        return tuple(_CODEC_NAMES[name] for name in self.kv_codecs)

@@ -1,7 +1,7 @@
 """Codecs of KV on the wire: fewer bytes for a link that is slow, at the price of encoding.
 
 A payload is rows of `head_dim` values: one head's K or V of one token each. Knows no frames and no
-links; whether a codec pays is decided elsewhere (prefill_server/codec_choice.py).
+links; whether a codec pays is decided elsewhere (engine.codec_choice.py).
 
 * INT8: each row by its own scale, symmetric: `| scales, float32 [rows] | int8 [rows, head_dim] |`.
   Lossy: a value is off by at most half a 127th of the largest of its row.
@@ -10,6 +10,7 @@ links; whether a codec pays is decided elsewhere (prefill_server/codec_choice.py
   SmolLM2's KV in bfloat16 shrinks to 0.68.
 """
 
+import time
 from enum import IntEnum
 
 import numpy as np
@@ -17,6 +18,8 @@ import numpy.typing as npt
 import torch
 import zstandard
 from torch import Tensor
+
+from engine.codec_choice import CodecCost, CodecPolicy
 
 
 class Codec(IntEnum):
@@ -34,6 +37,7 @@ class BadPayload(Exception):
 _ZSTD_LEVEL = 1
 """Measured on the exponents of real KV: 0.37 at 350 MB/s; 3 is slower and larger."""
 _SIZE = np.dtype("<u4")
+_PROBE_NBYTES = 1 << 20
 
 
 def encode(codec: Codec, raw: Tensor, dtype: torch.dtype, head_dim: int, out: Tensor) -> int | None:
@@ -55,6 +59,29 @@ def decode(codec: Codec, encoded: Tensor, dtype: torch.dtype, head_dim: int, raw
         _decode_int8(encoded, raw.view(dtype).view(-1, head_dim))
     else:
         _decode_planes(encoded, dtype.itemsize, raw)
+
+
+def measured(dtype: torch.dtype, head_dim: int) -> CodecPolicy:
+    """What the codecs cost on this machine, by one payload of a megabyte like KV; some 20 ms. Real
+    frames correct it."""
+    rows = torch.randn(_PROBE_NBYTES // (head_dim * dtype.itemsize), head_dim)
+    scales = torch.exp(torch.randn(len(rows), 1, generator=torch.Generator().manual_seed(1)))
+    raw = (rows * scales).to(dtype).view(torch.uint8).flatten()
+    costs = {int(codec): _probe(codec, raw, dtype, head_dim) for codec in Codec if codec}
+    return CodecPolicy(costs)
+
+
+def _probe(codec: Codec, raw: Tensor, dtype: torch.dtype, head_dim: int) -> CodecCost:
+    out, back = torch.empty_like(raw), torch.empty_like(raw)
+    encode(codec, raw, dtype, head_dim, out)  # the first time touches memory and code
+    began = time.perf_counter()
+    nbytes = encode(codec, raw, dtype, head_dim, out)
+    encoded = time.perf_counter()
+    if nbytes is not None:
+        decode(codec, out[:nbytes], dtype, head_dim, back)
+    decoded = time.perf_counter()
+    ratio = (nbytes or len(raw)) / len(raw)
+    return CodecCost(ratio, (encoded - began) / len(raw), (decoded - encoded) / len(raw))
 
 
 def _encode_int8(rows: Tensor, out: Tensor) -> int | None:

@@ -20,14 +20,27 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from engine.codec_choice import CodecPolicy
 from engine.errors import EngineStopped
 from engine.kv_cache import KVCache, KVRange
+from engine.kv_codec import Codec, decode, encode, measured
 from engine.kv_lease import CopyLease, KVLease
 
+
+class Encoded(NamedTuple):
+    """What became of a payload."""
+
+    nbytes: int
+    codec: Codec
+    """RAW too if one was tried and gained nothing."""
+
+
+_T = TypeVar("_T")
 _Copy = Callable[[Sequence[int], KVRange, Tensor], None]
 
 
@@ -40,6 +53,8 @@ class KVCopier:
         self._stream: torch.cuda.Stream | None = None
         if self._on_cuda:
             self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._codecs: CodecPolicy | None = None  # measured when it may first matter
+        self._raw = torch.empty(0, dtype=torch.uint8)
         self._computed: torch.cuda.Event | None = None
         self._copied: torch.cuda.Event | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-copier")
@@ -59,10 +74,25 @@ class KVCopier:
         skip: int = 0,
         *,
         is_entered: bool = False,
+        codec: Codec = Codec.RAW,
     ) -> Future[int]:
         """A payload into the range's blocks, but for its first `skip` tokens; the rest as for
-        `gather`."""
-        return self._submit(self._scatter, lease, part, payload, is_entered, self._computed, skip)
+        `gather`. One that its codec did not make fails with BadPayload, and nothing is touched."""
+        computed = self._computed
+        return self._submit(self._scatter, lease, part, payload, is_entered, computed, skip, codec)
+
+    def pack(
+        self,
+        lease: KVLease,
+        part: KVRange,
+        out: memoryview,
+        codecs: Sequence[int],
+        link_nbytes_per_s: float | None,
+    ) -> Future[Encoded]:
+        """As `gather`; by whichever of the `codecs`, if any, brings it soonest over a link of that
+        speed (engine/codec_choice.py). `out` has the raw payload's size."""
+        computed, link = self._computed, link_nbytes_per_s
+        return self._submit(self._pack, lease, part, out, codecs, link, computed)
 
     def allocate_staging(self, nbytes: int) -> memoryview:
         """Writable bytes that copies are fast from and to: pinned for CUDA; every page is there."""
@@ -95,7 +125,7 @@ class KVCopier:
         """Blocks until every copy asked for is done."""
         self._thread.shutdown(wait=True)
 
-    def _submit(self, copy: Callable[..., int], *args: object) -> Future[int]:
+    def _submit(self, copy: Callable[..., _T], *args: object) -> Future[_T]:
         try:
             return self._thread.submit(copy, *args)
         except RuntimeError as error:  # what an executor says after shutdown
@@ -119,9 +149,54 @@ class KVCopier:
         is_entered: bool,
         computed: torch.cuda.Event | None,
         skip: int,
+        codec: Codec,
     ) -> int:
         copy = partial(self._kv.scatter, skip=skip)
-        return self._timed(copy, lease, part, payload, is_entered, computed)
+        if codec is Codec.RAW:
+            return self._timed(copy, lease, part, payload, is_entered, computed)
+        began_ns = time.perf_counter_ns()
+        raw = self._room_for(self._kv.payload_nbytes(part))
+        decode(codec, _uint8(payload), self._kv.data.dtype, self._kv.data.shape[-1], raw)
+        self._timed(copy, lease, part, raw.numpy().data, is_entered, computed)  # host memory
+        return time.perf_counter_ns() - began_ns
+
+    def _pack(
+        self,
+        lease: KVLease,
+        part: KVRange,
+        out: memoryview,
+        codecs: Sequence[int],
+        link_nbytes_per_s: float | None,
+        computed: torch.cuda.Event | None,
+    ) -> Encoded:
+        codec = self._choose(codecs, link_nbytes_per_s)
+        if codec is Codec.RAW:
+            self._timed(self._kv.gather, lease, part, out, False, computed)
+            return Encoded(len(out), codec)
+        raw = self._room_for(self._kv.payload_nbytes(part))
+        self._timed(self._kv.gather, lease, part, raw.numpy().data, False, computed)  # host memory
+        began = time.perf_counter()
+        nbytes = encode(codec, raw, self._kv.data.dtype, self._kv.data.shape[-1], _uint8(out))
+        seconds = time.perf_counter() - began
+        assert self._codecs is not None
+        self._codecs.learn(codec, len(raw), nbytes or len(raw), seconds)
+        if nbytes is None:
+            _uint8(out).copy_(raw)
+            return Encoded(len(raw), Codec.RAW)
+        return Encoded(nbytes, codec)
+
+    def _choose(self, codecs: Sequence[int], link_nbytes_per_s: float | None) -> Codec:
+        if not codecs or link_nbytes_per_s is None:
+            return Codec.RAW
+        if self._codecs is None:
+            self._codecs = measured(self._kv.data.dtype, self._kv.data.shape[-1])
+        return Codec(self._codecs.choose(codecs, link_nbytes_per_s))
+
+    def _room_for(self, nbytes: int) -> Tensor:
+        """For a payload between pool and codec; the copier's thread has one at a time."""
+        if len(self._raw) < nbytes:
+            self._raw = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._on_cuda)
+        return self._raw[:nbytes]
 
     def _timed(
         self,
@@ -137,7 +212,7 @@ class KVCopier:
         try:
             if self._stream is not None and computed is not None:
                 self._stream.wait_event(computed)
-            raw = torch.frombuffer(staging, dtype=torch.uint8)
+            raw = _uint8(staging)
             begin_ns = time.perf_counter_ns()
             if self._stream is None:
                 copy(lease.block_table, part, raw)
@@ -163,3 +238,7 @@ class KVCopier:
             done.record(stream)
         self._copied = done
         done.synchronize()
+
+
+def _uint8(memory: memoryview) -> Tensor:
+    return torch.frombuffer(memory, dtype=torch.uint8)

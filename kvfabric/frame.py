@@ -27,7 +27,7 @@ TRANSFER_ID_NBYTES = 16
 WIRE_VERSION = 2
 
 RAW = 0
-"""Codec id of a payload as it lies in memory; there is no other yet."""
+"""Codec id of a payload as it lies in memory; what the others mean is for the two ends to know."""
 MAGIC = b"BTNF"
 
 # magic, version, kind, codec, transfer id, sequence, tokens, layers, heads, flags, number, nbytes,

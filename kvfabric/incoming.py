@@ -63,7 +63,7 @@ class IncomingTransfers:
 
     def expect(self, ticket: Ticket, shape: KVShape, sink: FrameSink) -> None:
         assert ticket.transfer_id not in self._by_id, "a ticket is minted once"
-        transfer = Transfer(ticket.first_token, ticket.num_tokens, shape)
+        transfer = Transfer(ticket.first_token, ticket.num_tokens, shape, ticket.codecs)
         incoming = Incoming(ticket.transfer_id, transfer, sink)
         self._by_id[ticket.transfer_id] = incoming
         self._set_deadline(incoming, self._first_frame_timeout_s, "the first frame")

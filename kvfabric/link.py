@@ -37,6 +37,7 @@ from kvfabric.frame import (
     write_frame,
 )
 from kvfabric.handshake import greet
+from kvfabric.link_speed import LinkSpeed
 from kvfabric.outgoing import Outgoing
 from kvfabric.slots import Slot, SlotPool
 from kvfabric.stats import FabricCounters
@@ -71,6 +72,8 @@ class Link:
     ) -> None:
         self.address = address
         self.endpoint: Endpoint | None = None
+        self.speed = LinkSpeed()
+        self._clock = asyncio.get_running_loop().time
         self._slots = slots
         self._counters = counters
         self._connect_timeout_s = connect_timeout_s
@@ -170,7 +173,8 @@ class Link:
         until it ends."""
         try:
             outgoing.transports = endpoint.transports
-            message = await outgoing.fill(frame, slot, self._next_number())
+            number, link_speed = self._next_number(), self.speed.nbytes_per_s
+            message = await outgoing.fill(frame, slot, number, link_speed)
         except FabricError as error:
             outgoing.fail(error)
             outgoing.not_posted()
@@ -178,7 +182,7 @@ class Link:
             sent = None
         else:
             sent = endpoint.send(Channel.FRAMES, message)
-            outgoing.posted(frame)
+            outgoing.posted()
             self._changed.set()  # COMMIT waits for this
             await self._delivered(sent, outgoing, frame, len(message))
         if sent is None or await settled(sent, self._send_timeout_s):
@@ -194,6 +198,7 @@ class Link:
         frame: FrameRange | None,
         nbytes: int,
     ) -> None:
+        posted_s = self._clock()
         try:
             await within(self._send_timeout_s, sent, f"sending a frame to {self.address}")
         except DeadlineExceeded as error:
@@ -203,6 +208,7 @@ class Link:
             self.break_off(error)
         else:
             if frame is not None:
+                self.speed.received(nbytes, posted_s, self._clock())
                 self._counters.sent_frames += 1
                 self._counters.sent_nbytes += nbytes - message_nbytes(0)
 

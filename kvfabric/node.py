@@ -159,6 +159,11 @@ class Node:
             received_frames=self._counters.received_frames,
             dropped_frames=self._counters.dropped_frames,
             errors=dict(self._counters.errors),
+            links_nbytes_per_s={
+                link.address: speed
+                for link in self._sender.links
+                if (speed := link.speed.nbytes_per_s) is not None
+            },
             injected_faults=dict(self._faults.injected) if self._faults is not None else {},
             loop_lag_s=max(tuple(self._lags_s)),
         )

@@ -11,7 +11,7 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -70,6 +70,7 @@ class Outgoing(Shipment):
         self._in_flight = 0  # slots that hold frames of this transfer
         self._frames = 0
         self._nbytes = 0
+        self._codecs: Counter[int] = Counter()  # of the frames
         self._pack_ns = self._pack_begin_ns = self._pack_end_ns = 0
         self._first_post_ns = 0
 
@@ -117,20 +118,27 @@ class Outgoing(Shipment):
         self._unposted += 1
         return frame
 
-    async def fill(self, frame: FrameRange | None, slot: Slot, number: int) -> memoryview:
+    async def fill(
+        self,
+        frame: FrameRange | None,
+        slot: Slot,
+        number: int,
+        link_nbytes_per_s: float | None = None,
+    ) -> memoryview:
         """Packs the frame into its slot; returns the message, which has this number on its
         connection. Raises `FabricError`, also when the transfer has failed meanwhile."""
-        header = await (self._fill_commit(slot) if frame is None else self._fill_kv(frame, slot))
+        if frame is None:
+            header = await self._fill_commit(slot)
+        else:
+            header = await self._fill_kv(frame, slot, link_nbytes_per_s)
         if self.error is not None:
             raise self.error
         return write_frame(replace(header, number=number), slot.message)
 
-    def posted(self, frame: FrameRange | None) -> None:
+    def posted(self) -> None:
         """The message of a popped frame is handed to the network."""
         self._unposted -= 1
         self._first_post_ns = self._first_post_ns or time.monotonic_ns()
-        if frame is not None:
-            self._nbytes += self._shape.frame_nbytes(frame)
 
     def not_posted(self) -> None:
         """A popped frame will not be sent."""
@@ -150,21 +158,27 @@ class Outgoing(Shipment):
         self._ready.clear()
         self._finish_if_over()
 
-    async def _fill_kv(self, frame: FrameRange, slot: Slot) -> FrameHeader:
+    async def _fill_kv(
+        self, frame: FrameRange, slot: Slot, link_nbytes_per_s: float | None
+    ) -> FrameHeader:
         sequence, self._frames = self._frames, self._frames + 1
         nbytes = self._shape.frame_nbytes(frame)
         payload = payload_view(slot.message, nbytes)
         started = time.monotonic_ns()
         self._pack_begin_ns = self._pack_begin_ns or started
         try:
-            await self._source.pack(frame, payload)
+            packed = await self._source.pack(frame, payload, link_nbytes_per_s)
+            assert packed.codec in (RAW, *self.ticket.codecs), packed
+            assert packed == (nbytes, RAW) or 0 < packed.nbytes < nbytes, packed
         except (Exception, asyncio.CancelledError) as error:  # theirs: ours is never cancelled
             raise PackFailed(f"the source failed on {frame}: {error!r}") from error
         self._pack_end_ns = time.monotonic_ns()
         self._pack_ns += self._pack_end_ns - started
+        self._codecs[packed.codec] += 1
+        self._nbytes += packed.nbytes
         return FrameHeader(
-            FrameKind.KV, self.ticket.transfer_id, sequence, frame, nbytes,
-            await self._checksum(payload),
+            FrameKind.KV, self.ticket.transfer_id, sequence, frame, packed.nbytes,
+            await self._checksum(payload[: packed.nbytes]), packed.codec,
         )  # fmt: skip
 
     async def _fill_commit(self, slot: Slot) -> FrameHeader:
@@ -238,6 +252,6 @@ class Outgoing(Shipment):
             pack=Span(self._pack_begin_ns, self._pack_end_ns),
             ship=ship,
             transports=self.transports,
-            codec=RAW,
+            codec=max(self._codecs, key=self._codecs.__getitem__, default=RAW),
             offers=self.offers,
         )

@@ -175,6 +175,9 @@ class Reception:
     async def _install(
         self, incoming: Incoming, part: Part, header: FrameHeader, payload: memoryview
     ) -> None:
+        raw_nbytes = incoming.transfer.shape.frame_nbytes(header.range)
+        if raw_nbytes > self._slots.payload_nbytes:  # to whatever little it was encoded
+            raise BadFrame(f"{header.range} of {raw_nbytes} bytes would fit no slot")
         if part.accept(header) is Verdict.DUPLICATE:
             self._counters.dropped_frames += 1
             return
@@ -183,7 +186,7 @@ class Reception:
             return
         started = time.monotonic_ns()
         try:
-            await incoming.sink.install(header.range, payload)
+            await incoming.sink.install(header.range, payload, header.codec)
         except (Exception, asyncio.CancelledError) as error:  # theirs: ours is never cancelled
             raise InstallFailed(f"the sink failed on {header.range}: {error!r}") from error
         if incoming.alive:

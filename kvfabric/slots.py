@@ -35,6 +35,8 @@ class SlotPool:
 
     def __init__(self, messages: Sequence[memoryview]) -> None:
         self.num_slots = len(messages)
+        self.payload_nbytes = len(messages[0]) - message_nbytes(0)
+        """Of the largest frame."""
         self.max_per_peer = max(1, len(messages) // 2)
         self._free = list(messages)
         self._held: Counter[Hashable] = Counter()

@@ -31,6 +31,8 @@ class FabricStats:
     """Received and thrown away: late, unknown, duplicate, or of a lost transfer."""
     errors: dict[str, int]
     """Failed transfers by the name of their error."""
+    links_nbytes_per_s: dict[str, float]
+    """What the connections to receivers were measured to carry, by address."""
     injected_faults: dict[str, int]
     """Messages harmed on purpose, by `kind:fault`; see kvfabric/faults.py."""
     loop_lag_s: float

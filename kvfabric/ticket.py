@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from kvfabric.errors import FabricError
-from kvfabric.frame import TRANSFER_ID_NBYTES, FrameRange
+from kvfabric.frame import RAW, TRANSFER_ID_NBYTES, FrameRange
 from kvfabric.frame import TransferId as TransferId
 
 
@@ -49,6 +49,8 @@ class Ticket:
     """Frames but the last end on multiples of it."""
     facts: str = ""
     """What the fingerprint is of, for people; see kvfabric/facts.py."""
+    codecs: tuple[int, ...] = ()
+    """Ids of the codecs that the receiver takes beside RAW."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class ShipReport:
     transports: tuple[str, ...]
     """That the connection really runs over, such as ("posix", "tcp")."""
     codec: int
-    """Id that the frames said."""
+    """Id that most of the frames said."""
     offers: int
     """OFFERs sent for its frames."""
 
@@ -120,12 +122,24 @@ class ReceiveReport:
     frames: int
 
 
+class Packed(NamedTuple):
+    """What a source made of a frame."""
+
+    nbytes: int
+    """So much of the buffer is the payload."""
+    codec: int = RAW
+
+
 class FrameSource(Protocol):
     """The sender's end of a transfer. Called on the fabric's loop."""
 
-    async def pack(self, frame: FrameRange, out: memoryview) -> None:
-        """Fills `out` (exactly the frame's size) with the frame's KV. Never cancelled: `out` is
-        the fabric's again when it returns. Several frames may be packed concurrently."""
+    async def pack(
+        self, frame: FrameRange, out: memoryview, link_nbytes_per_s: float | None
+    ) -> Packed:
+        """Fills `out`, which has the frame's raw size, with the frame's KV: all of it, or less by
+        a codec of the ticket. `link_nbytes_per_s`: what the connection was measured to carry, if
+        it was. Never cancelled: `out` is the fabric's again when it returns. Several frames may be
+        packed concurrently."""
 
 
 class BlockLender(Protocol):
@@ -145,10 +159,11 @@ class FrameSink(Protocol):
     """The receiver's end of a transfer. Called on the fabric's loop, exactly one of `committed`
     and `lost` at the end (neither after `Fabric.forget`), and `install` never after either."""
 
-    async def install(self, frame: FrameRange, payload: memoryview) -> None:
-        """Copies a checked payload out of its slot; when it returns the slot is used again.
-        Frames of one transfer may be installed concurrently and in any order. Never cancelled;
-        an install under way when `lost` is called runs on, and does not count as installed."""
+    async def install(self, frame: FrameRange, payload: memoryview, codec: int) -> None:
+        """Copies a checked payload out of its slot, and decodes it; when it returns the slot is
+        used again. Frames of one transfer may be installed concurrently and in any order. Never
+        cancelled; an install under way when `lost` is called runs on, and does not count as
+        installed."""
 
     def committed(self, commit: bytes, report: ReceiveReport) -> None:
         """Every frame is installed and the transfer is over; `commit` is the COMMIT payload."""

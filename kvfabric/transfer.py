@@ -13,7 +13,7 @@ Accepted frames are disjoint, so "all layers and heads of a token are here" is t
 installed frames with that token add up to layers x heads".
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import chain
 
 from kvfabric.errors import BadFrame
@@ -24,10 +24,14 @@ from kvfabric.transfer_part import Part
 class Transfer:
     """What has come of KV [first_token, num_tokens) over all layers and the receiver's heads."""
 
-    def __init__(self, first_token: int, num_tokens: int, shape: KVShape) -> None:
+    def __init__(
+        self, first_token: int, num_tokens: int, shape: KVShape, codecs: Sequence[int] = ()
+    ) -> None:
+        """`codecs`: ids that frames may have beside RAW."""
         self.first_token = first_token
         self.num_tokens = num_tokens
         self.shape = shape
+        self._codecs = codecs
         self._parts: dict[Hashable, Part] = {}
 
     @property
@@ -91,7 +95,7 @@ class Transfer:
             if self._parts:
                 return None
             raise BadFrame(f"{heads} are not heads of {self.shape.heads}")
-        part = Part(self.first_token, self.num_tokens, self.shape, heads)
+        part = Part(self.first_token, self.num_tokens, self.shape, heads, self._codecs)
         self._parts[sender] = part
         return part
 

@@ -6,6 +6,7 @@ its own heads, its own sequence numbers and its own COMMIT; a sender of one proc
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 from enum import Enum
 
 from kvfabric.errors import BadFrame
@@ -22,7 +23,14 @@ class Verdict(Enum):
 class Part:
     """What has come, from one connection, of KV [first_token, num_tokens)."""
 
-    def __init__(self, first_token: int, num_tokens: int, shape: KVShape, heads: range) -> None:
+    def __init__(
+        self,
+        first_token: int,
+        num_tokens: int,
+        shape: KVShape,
+        heads: range,
+        codecs: Sequence[int] = (),
+    ) -> None:
         self.heads = heads
         """Heads that its frames have named; all of them once COMMIT is here."""
         self.nbytes = 0
@@ -31,6 +39,7 @@ class Part:
         self._first_token = first_token
         self._num_tokens = num_tokens
         self._shape = shape
+        self._codecs = codecs
         self._accepted: dict[int, FrameRange] = {}
         self._by_first_token: list[tuple[int, int]] = []  # (first token, sequence), sorted
         self._widest = 0  # tokens of the widest accepted frame
@@ -99,10 +108,12 @@ class Part:
         )
         if not inside:
             raise BadFrame(f"{r} is outside the ticket or the KV")
-        if header.codec != RAW:
-            raise BadFrame(f"codec {header.codec} is not known here")
-        if header.nbytes != shape.frame_nbytes(r):
-            raise BadFrame(f"{r} has {shape.frame_nbytes(r)} bytes, not {header.nbytes}")
+        if header.codec not in (RAW, *self._codecs):
+            raise BadFrame(f"codec {header.codec} is not in the ticket")
+        raw_nbytes = shape.frame_nbytes(r)
+        is_smaller = header.codec != RAW and 0 < header.nbytes < raw_nbytes
+        if header.nbytes != raw_nbytes and not is_smaller:
+            raise BadFrame(f"{r} has {raw_nbytes} bytes, not {header.nbytes}")
 
     def _check_disjoint(self, new: FrameRange) -> None:
         low = bisect_right(self._by_first_token, (new.first_token - self._widest, -1))

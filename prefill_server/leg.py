@@ -35,7 +35,7 @@ from kvfabric.errors import FabricError, TransferAborted
 from kvfabric.fabric import Fabric
 from kvfabric.frame import FrameRange
 from kvfabric.shipment import Shipment
-from kvfabric.ticket import KVShape, ShipReport, Ticket
+from kvfabric.ticket import KVShape, Packed, ShipReport, Ticket
 from prefill_server.metrics import PrefillMetrics
 from protos import serving_pb2 as pb
 
@@ -62,12 +62,20 @@ class LeaseSource:
     """A `FrameSource` that packs from an engine's blocks, and the lender of them to other ranks.
     Used on the fabric's loop."""
 
-    def __init__(self, copier: KVCopier, lease: Future[KVLease]) -> None:
+    def __init__(
+        self, copier: KVCopier, lease: Future[KVLease], codecs: Sequence[int] = ()
+    ) -> None:
+        """`codecs`: of the ticket."""
         self._copier = copier
         self._lease = lease
+        self._codecs = codecs
 
-    async def pack(self, frame: FrameRange, out: memoryview) -> None:
-        await asyncio.wrap_future(self._copier.gather(await self._granted(), frame, out))
+    async def pack(
+        self, frame: FrameRange, out: memoryview, link_nbytes_per_s: float | None
+    ) -> Packed:
+        lease = await self._granted()
+        packing = self._copier.pack(lease, frame, out, self._codecs, link_nbytes_per_s)
+        return Packed(*await asyncio.wrap_future(packing))
 
     async def enter(self) -> Sequence[int]:
         try:
@@ -223,7 +231,7 @@ class PrefillLeg:
     def _ship(self, ticket: Ticket) -> Shipment:
         engine = self._engine.engine
         lease = engine.lease(self._request.request_id)
-        source = LeaseSource(engine.copier, lease)
+        source = LeaseSource(engine.copier, lease, ticket.codecs)
         outgoing = self._fabric.ship(ticket, KVShape(*engine.kv_shape), source, source)
         loop = asyncio.get_running_loop()
 

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.async_engine import AsyncEngine
 from engine.errors import InvalidRequest, QueueFull
+from engine.kv_codec import Codec
 from engine.request import Leg, RequestId
 from engine.request_message import engine_request
 from kvfabric.fabric import Fabric
@@ -24,6 +25,10 @@ from runtime.log import bind_request
 from runtime.metrics import HandoffStages
 
 Context = grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent]
+
+
+_CODECS = frozenset(map(int, Codec))
+"""That we know; a newer receiver may know more."""
 
 
 class PrefillService(pb_grpc.PrefillServicer):
@@ -104,6 +109,7 @@ def _ticket(request: pb.PrefillRequest, num_heads: int) -> Ticket | None:
         first_token=ticket.first_token,
         num_tokens=ticket.num_tokens,
         block_size=ticket.block_size,
+        codecs=tuple(codec for codec in ticket.codecs if codec in _CODECS),
     )
 
 

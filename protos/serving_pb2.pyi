@@ -383,6 +383,7 @@ class KVTicket(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     REPLACES_LOST_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.bytes
     """128 random bits: the name of the transfer and the capability"""
     facts: _builtins.str
@@ -401,6 +402,10 @@ class KVTicket(_message.Message):
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVShard]:
         """their heads, in order, are all of the model's KV heads"""
 
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """ids of codecs that frames may have beside raw, which is 0"""
+
     def __init__(
         self,
         *,
@@ -412,10 +417,11 @@ class KVTicket(_message.Message):
         num_tokens: _builtins.int = ...,
         block_size: _builtins.int = ...,
         replaces_lost: _builtins.bool = ...,
+        codecs: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "facts", b"facts", "fingerprint", b"fingerprint", "first_token", b"first_token", "num_tokens", b"num_tokens", "replaces_lost", b"replaces_lost", "shards", b"shards", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "codecs", b"codecs", "facts", b"facts", "fingerprint", b"fingerprint", "first_token", b"first_token", "num_tokens", b"num_tokens", "replaces_lost", b"replaces_lost", "shards", b"shards", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

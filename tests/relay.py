@@ -215,6 +215,7 @@ def ticket_of(message: pb.KVTicket) -> Ticket:
         first_token=message.first_token,
         num_tokens=message.num_tokens,
         block_size=message.block_size,
+        codecs=tuple(message.codecs),
     )
 
 

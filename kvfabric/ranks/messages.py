@@ -196,5 +196,6 @@ def _ticket(value: dict[str, Any]) -> Ticket:
         "transfer_id": TransferId(bytes.fromhex(value["transfer_id"])),
         "fingerprint": bytes.fromhex(value["fingerprint"]),
         "shards": tuple(KVShard(**shard) for shard in value["shards"]),
+        "codecs": tuple(value["codecs"]),
     }
     return Ticket(**{**value, **changes})

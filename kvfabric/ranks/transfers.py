@@ -56,8 +56,8 @@ class RankedTransfer:
     def has_heard(self, rank: int) -> bool:
         return rank in self.received or rank in self.verified
 
-    async def install(self, frame: FrameRange, payload: memoryview) -> None:
-        await self.sink.install(frame, payload)
+    async def install(self, frame: FrameRange, payload: memoryview, codec: int) -> None:
+        await self.sink.install(frame, payload, codec)
 
     def committed(self, commit: bytes, report: ReceiveReport) -> None:
         self.commit = commit

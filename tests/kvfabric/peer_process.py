@@ -19,7 +19,7 @@ from kvfabric.errors import FabricError
 from kvfabric.fabric import Fabric
 from kvfabric.frame import FrameRange, TransferId
 from kvfabric.shipment import Shipment
-from kvfabric.ticket import KVShard, ReceiveReport, ShipReport, Ticket
+from kvfabric.ticket import KVShard, Packed, ReceiveReport, ShipReport, Ticket
 from tests.kvfabric.rig import (
     BLOCK_SIZE,
     FINGERPRINT,
@@ -49,8 +49,11 @@ class ProcessSource:
     def __init__(self, kv: KV) -> None:
         self._kv = kv
 
-    async def pack(self, frame: FrameRange, out: memoryview) -> None:
+    async def pack(
+        self, frame: FrameRange, out: memoryview, link_nbytes_per_s: float | None
+    ) -> Packed:
         out[:] = part(self._kv, frame).tobytes()
+        return Packed(len(out))
 
 
 class ProcessSink:
@@ -59,7 +62,7 @@ class ProcessSink:
         self._install_s = install_s
         self._kv = random_kv(num_tokens) * 0
 
-    async def install(self, frame: FrameRange, payload: memoryview) -> None:
+    async def install(self, frame: FrameRange, payload: memoryview, codec: int) -> None:
         await asyncio.sleep(self._install_s)
         target = part(self._kv, frame)
         target[...] = np.frombuffer(payload, np.uint8).reshape(target.shape)

@@ -15,7 +15,7 @@ from kvfabric.errors import FabricError
 from kvfabric.frame import FrameRange
 from kvfabric.node import Node
 from kvfabric.outgoing import Outgoing
-from kvfabric.ticket import KVShape, KVShard, ReceiveReport, Ticket, new_transfer_id
+from kvfabric.ticket import KVShape, KVShard, Packed, ReceiveReport, Ticket, new_transfer_id
 
 SHAPE = KVShape(num_layers=4, num_heads=2, head_nbytes=64)  # 1 KiB per token
 BLOCK_SIZE = 16
@@ -50,12 +50,15 @@ class Source:
         self.gate.set()
         self.failure: BaseException | None = None
 
-    async def pack(self, frame: FrameRange, out: memoryview) -> None:
+    async def pack(
+        self, frame: FrameRange, out: memoryview, link_nbytes_per_s: float | None
+    ) -> Packed:
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
         out[:] = part(self.kv, frame).tobytes()
         self.packed.append(frame)
+        return Packed(len(out))
 
 
 class Sink:
@@ -71,7 +74,7 @@ class Sink:
         self.ended: asyncio.Future[tuple[bytes, ReceiveReport] | tuple[FabricError, int]]
         self.ended = asyncio.get_running_loop().create_future()
 
-    async def install(self, frame: FrameRange, payload: memoryview) -> None:
+    async def install(self, frame: FrameRange, payload: memoryview, codec: int) -> None:
         assert not self.ended.done(), "install after the end"
         await self.gate.wait()
         if self.failure is not None:

@@ -9,6 +9,7 @@ import pytest
 from kvfabric.errors import (
     TransferAborted,
 )
+from kvfabric.ticket import Packed
 from tests.kvfabric.rig import (
     Source,
     expected,
@@ -81,8 +82,11 @@ async def test_transfers_take_turns() -> None:
                 super().__init__(random_kv(512))
                 self.name = name
 
-            async def pack(self, frame: object, out: memoryview) -> None:
+            async def pack(
+                self, frame: object, out: memoryview, link_nbytes_per_s: float | None
+            ) -> Packed:
                 order.append(self.name)
+                return Packed(len(out))
 
         started = []
         for name in range(3):

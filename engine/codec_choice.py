@@ -8,6 +8,9 @@ policy on decode, not of speed.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+_WEIGHT = 0.1
+"""Of the newest frame."""
+
 RAW = 0
 """Codec id; needs no cost: nothing is encoded."""
 
@@ -46,3 +49,18 @@ def choose_codec(
     if best in costs and costs[best].seconds(link_nbytes_per_s) < 1 / link_nbytes_per_s:
         return best
     return RAW
+
+
+class CodecPolicy:
+    """What the codecs cost here, and the choice by it. Any thread: a cost is replaced whole."""
+
+    def __init__(self, costs: Mapping[int, CodecCost]) -> None:
+        self._costs = dict(costs)
+
+    def choose(self, allowed: Iterable[int], link_nbytes_per_s: float | None) -> int:
+        return choose_codec(allowed, link_nbytes_per_s, self._costs)
+
+    def learn(self, codec: int, raw_nbytes: int, nbytes: int, seconds: float) -> None:
+        """A frame was encoded; to `raw_nbytes`, if it gained nothing."""
+        cost = self._costs[codec]
+        self._costs[codec] = cost.after(nbytes / raw_nbytes, seconds / raw_nbytes, _WEIGHT)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefill_server.codec_choice import RAW, CodecCost, choose_codec
+from engine.codec_choice import RAW, CodecCost, choose_codec
 
 LOSSLESS, LOSSY = 2, 1
 COSTS = {
