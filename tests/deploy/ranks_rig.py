@@ -21,6 +21,7 @@ from deploy.rank_handoff import rank_handoff
 from engine.config import ModelConfig
 from engine.engine import Engine
 from engine.kv_cache import KVCache
+from engine.kv_codec import Codec
 from engine.kv_copier import KVCopier
 from engine.kv_lease import KVLease
 from engine.request import BlockId, RequestId
@@ -69,6 +70,7 @@ class Worker:
         self.block_size = block_size
         self.fingerprint = FINGERPRINT
         self.kv_shape = model.kv_shape(torch.float32)
+        self.kv_codecs = (int(Codec.PLANES),)
         shards = [Shard(rank, num_ranks) for rank in range(num_ranks)]
         self.heads = [shard.kv_heads(model) for shard in shards]
         self.caches = [
@@ -169,7 +171,7 @@ class Relay:
         self.handoff, self.verdicts = decode.handoff()
 
     def ship(self, ticket: Ticket) -> Shipment:
-        source = LeaseSource(self.prefill.copier, self.granted)
+        source = LeaseSource(self.prefill.copier, self.granted, ticket.codecs)
         return self.prefill.fabric.ship(ticket, KVShape(*self.prefill.kv_shape), source, source)
 
     def compute(self, num_tokens: int) -> int:

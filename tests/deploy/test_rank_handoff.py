@@ -13,7 +13,9 @@ import torch
 
 from decode_server.handoff import Committed, Lost
 from engine.errors import UnknownRequest
+from engine.kv_codec import Codec
 from kvfabric.errors import PeerLost, TransferAborted
+from kvfabric.link_speed import LinkSpeed
 from kvfabric.ranks.fabric import RankedFabric
 from kvfabric.ticket import KVShard, Ticket, new_transfer_id
 from tests.deploy.ranks_rig import (
@@ -61,6 +63,25 @@ async def test_every_byte_in_its_place(
             for stats, heads in zip(worker.fabric.rank_stats(), worker.heads, strict=True):
                 nbytes = sent.nbytes * len(heads) // len(range(5))
                 assert getattr(stats, f"{direction}_nbytes") == nbytes
+        await r.assert_all_back()
+
+
+async def test_a_slow_link_gets_smaller_frames_of_the_same_kv(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank encodes its own."""
+    monkeypatch.setattr(LinkSpeed, "nbytes_per_s", 1e4)
+    async with relay(tiny_llama, 2, 3) as r:
+        r.decode.claimed.set_result(r.there)
+        shipment = r.ship(r.handoff.begin(0))
+        shipment.extend(r.compute(NUM_TOKENS))
+        shipment.commit(b"")
+        report, verdict = await report_of(shipment), await next_of(r.verdicts)
+        assert isinstance(verdict, Committed)
+        sent = r.prefill.kv(r.blocks, NUM_TOKENS)
+        assert torch.equal(r.decode.kv(r.there.block_table, NUM_TOKENS), sent)
+        assert report.nbytes == verdict.report.nbytes < sent.nbytes
+        assert report.codec == Codec.PLANES
         await r.assert_all_back()
 
 
