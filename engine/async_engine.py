@@ -109,6 +109,11 @@ class AsyncEngine:
             del self._posts[request.request_id]
             self.engine.abort(request.request_id)
 
+    @property
+    def open_requests(self) -> frozenset[RequestId]:
+        """Those whose block of `open` lives. Loop thread only."""
+        return frozenset(self._posts)
+
     def _hand_over(self, events: list[EngineEvent]) -> None:
         """Engine thread, once a step."""
         self._call(self._deliver, events, time.monotonic())

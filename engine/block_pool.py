@@ -61,6 +61,7 @@ class BlockPool:
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._by_hash: dict[BlockHash, BlockId] = {}
         self._evictable: OrderedDict[BlockId, None] = OrderedDict()  # oldest first
+        self._num_references = 0
         self._num_held = 0
         self._num_in_flight = 0
         self._num_promised = 0
@@ -77,7 +78,16 @@ class BlockPool:
     @property
     def num_references(self) -> int:
         """By sequences; a block that two hold counts twice."""
-        return sum(self._num_refs)
+        return self._num_references
+
+    @property
+    def is_balanced(self) -> bool:
+        """Every block is counted once, and no more are promised than there are."""
+        resting = len(self._free) + len(self._evictable)
+        return (
+            resting + self._num_held + self._num_in_flight == self.num_blocks
+            and 0 <= self._num_promised <= resting
+        )
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill, the last one perhaps in part."""
@@ -180,6 +190,7 @@ class BlockPool:
         assert self.available >= 0, ledger
         uses = list(zip(self._num_refs, self._num_copies, strict=True))
         assert sum(refs > 0 for refs, _ in uses) == self._num_held, ledger
+        assert sum(self._num_refs) == self._num_references, ledger
         assert sum(not refs and copies > 0 for refs, copies in uses) == self._num_in_flight, ledger
         resting = [*self._free, *self._evictable]
         assert len(set(resting)) == len(resting), "an id is free twice"
@@ -208,10 +219,12 @@ class BlockPool:
             self._num_held += 1
             self._num_in_flight -= self._num_copies[block_id] > 0
         self._num_refs[block_id] += 1
+        self._num_references += 1
 
     def _drop_reference(self, block_id: BlockId) -> None:
         assert self._num_refs[block_id] > 0, block_id
         self._num_refs[block_id] -= 1
+        self._num_references -= 1
         if self._num_refs[block_id]:
             return
         self._num_held -= 1

@@ -11,7 +11,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from engine.errors import EngineError
+from engine.errors import EngineError, EngineStopped
 
 T = TypeVar("T")
 
@@ -32,6 +32,13 @@ class CommandQueue:
             if self._is_open:
                 self._commands.put(command)
             return self._is_open
+
+    def ask(self, question: Callable[[], T]) -> Future[T]:
+        """What comes of it; the future may also raise EngineStopped."""
+        future: Future[T] = Future()
+        if not self.post(partial(answer, future, question)):
+            future.set_exception(EngineStopped("the engine has stopped"))
+        return future
 
     def fail(self, error: Exception) -> None:
         """`run` will raise it: the engine thread ends of it."""

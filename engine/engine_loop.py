@@ -22,6 +22,7 @@ from functools import partial
 from itertools import count
 from types import MappingProxyType
 
+from engine.books import Books, Page
 from engine.command_queue import CommandQueue, answer
 from engine.errors import EngineError, EngineStopped, InvalidRequest, OutOfDeviceMemory
 from engine.fork import sequences
@@ -90,13 +91,13 @@ class EngineLoop:
         self._commands = CommandQueue()
         self._is_stopping = False
         self._is_idle = True
-        self._is_checked = True
+        self._books = Books(scheduler)
         self._events: list[EngineEvent] = []
         self._swap_copies = SwapCopies(scheduler, runner, swapper, self._commands.post)
         self._meter = StepMeter(scheduler.cost, runner.is_async)
         self._counters = StepCounters(self._meter)
         self._arrival = KVArrival(scheduler, runner, self._counters)
-        self._stats = self._counters.snapshot(scheduler)
+        self._stats = self._counters.snapshot(scheduler, self._books)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         scheduler.holdings.on_drained = self._post_drained
 
@@ -143,12 +144,16 @@ class EngineLoop:
     def claim(self, request_id: RequestId) -> Future[KVLease]:
         """`Leg.DECODE`, after `Reserved`: the lease on blocks for the whole prompt; the same one
         if claimed again. The future raises UnknownRequest, NotReserved, EngineStopped."""
-        return self._ask(partial(self._scheduler.claim, request_id))
+        return self._commands.ask(partial(self._scheduler.claim, request_id))
 
     def lease(self, request_id: RequestId) -> Future[KVLease]:
         """`Leg.PREFILL`: a lease whose block table covers what `ChunkComputed` has told of. The
         future raises UnknownRequest, EngineStopped."""
-        return self._ask(partial(self._scheduler.lease, request_id))
+        return self._commands.ask(partial(self._scheduler.lease, request_id))
+
+    def ledger(self) -> Future[Page]:
+        """Whose the blocks are. The future raises EngineStopped."""
+        return self._commands.ask(self._books.page)
 
     def attach(
         self,
@@ -167,12 +172,6 @@ class EngineLoop:
         """`Leg.DECODE`: no more KV comes. [0, num_tokens) of the prompt is installed and whole;
         the engine computes the rest, or all of it if the reservation was lost."""
         self._commands.post(partial(self._arrival.compute_rest, request_id, num_tokens))
-
-    def _ask(self, question: Callable[[], KVLease]) -> Future[KVLease]:
-        future: Future[KVLease] = Future()
-        if not self._commands.post(partial(answer, future, question)):
-            future.set_exception(EngineStopped("the engine has stopped"))
-        return future
 
     def _post_drained(self, lease: KVLease) -> None:
         self._commands.post(partial(self._arrival.drained, lease))
@@ -196,11 +195,8 @@ class EngineLoop:
             self.on_failure()
 
     def _turn(self) -> None:
-        if self._commands.run(self._heartbeat_s if self._is_idle else 0.0):
-            self._is_checked = False
-        elif self._is_idle and not self._is_checked:
-            self._scheduler.check()
-            self._is_checked = True
+        has_commands = self._commands.run(self._heartbeat_s if self._is_idle else 0.0)
+        self._books.audit(is_quiet=self._is_idle and not has_commands)
         self._meter.begin()
         batch = self._scheduler.schedule()
         self._counters.count_hits(batch.hits)
@@ -237,7 +233,7 @@ class EngineLoop:
 
     def _tell(self) -> None:
         """Publishes the stats first: who hears an event finds them as new as the event."""
-        self._stats = self._counters.snapshot(self._scheduler)
+        self._stats = self._counters.snapshot(self._scheduler, self._books)
         if self._events:
             events, self._events = self._events, []
             self.on_events(events)

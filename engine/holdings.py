@@ -34,7 +34,8 @@ class Holdings:
         thread."""
         self._pool = pool
         self._cache = cache
-        self._draining: set[KVLease] = set()  # closed, copies under way, and its blocks let go
+        self.draining: set[KVLease] = set()
+        """Closed, copies under way, and its blocks let go."""
         self._ending: dict[KVLease, Sequence] = {}  # closed, copies under way into whose blocks
 
     @property
@@ -76,7 +77,8 @@ class Holdings:
     def lease(self, seq: Sequence) -> KVLease:
         """The right to copy, one per stay in the pool."""
         if seq.lease is None:
-            seq.lease = KVLease(seq.request_id, seq.block_table, self._on_drained)
+            name, since_ns = seq.request_id, seq.submitted_ns
+            seq.lease = KVLease(name, seq.block_table, self._on_drained, since_ns)
         return seq.lease
 
     def _on_drained(self, lease: KVLease) -> None:
@@ -116,7 +118,7 @@ class Holdings:
             self._pool.free(block_ids)
         else:
             self._pool.leave_in_flight(block_ids)
-            self._draining.add(lease)
+            self.draining.add(lease)
 
     def end_lease(self, seq: Sequence) -> bool:
         """Nobody begins to copy into its blocks any more; True if nobody is at it now either. Else
@@ -133,20 +135,35 @@ class Holdings:
         if (seq := self._ending.pop(lease, None)) is not None:
             seq.lease = None
             return seq
-        self._draining.remove(lease)
+        self.draining.remove(lease)
         self._pool.land(lease.block_table)
         return None
+
+    def discrepancy(self, seqs: Collection[Sequence], *, every_block: bool = False) -> str:
+        """In what the pool's counts differ from what sequences and leases own; empty: in nothing.
+        By sums, O(sequences), or `every_block`, which knows which blocks are shared."""
+        pool, ledger = self._pool, self._pool.ledger()
+        found = [
+            ("references", pool.num_references, sum(len(seq.block_table) for seq in seqs)),
+            ("promised", ledger.promised, sum(seq.num_promised_blocks for seq in seqs)),
+        ]
+        if every_block:
+            held = set(chain.from_iterable(seq.block_table for seq in seqs))
+            leaving = set(chain.from_iterable(lease.block_table for lease in self.draining))
+            found.append(("held", ledger.held, len(held)))
+            found.append(("in flight", ledger.in_flight, len(leaving - held)))
+        wrong = [
+            f"{name}: {counted} counted, {owned} owned"
+            for name, counted, owned in found
+            if counted != owned
+        ]
+        return "; ".join(wrong if pool.is_balanced else [f"sums: {ledger}", *wrong])
 
     def check(self, seqs: Collection[Sequence]) -> None:
         """Asserts that every block is where its sequence or lease says; O(num_blocks)."""
         self._pool.check()
-        ledger = self._pool.ledger()
-        held = set(chain.from_iterable(seq.block_table for seq in seqs))
-        leaving = set(chain.from_iterable(lease.block_table for lease in self._draining))
-        assert ledger.held == len(held), ledger
-        assert self._pool.num_references == sum(len(seq.block_table) for seq in seqs), ledger
-        assert ledger.promised == sum(seq.num_promised_blocks for seq in seqs), ledger
-        assert ledger.in_flight == len(leaving - held), ledger
+        discrepancy = self.discrepancy(seqs, every_block=True)
+        assert not discrepancy, discrepancy
 
     def _num_own(self, fork: Sequence) -> int:
         """Blocks that one that is to fork needs beside those it will share."""

@@ -33,15 +33,26 @@ class CopyLease(Protocol):
 class KVLease:
     """See the module; every method is thread-safe."""
 
-    __slots__ = ("_closed", "_copies", "_lock", "_on_drained", "block_table", "request_id")
+    __slots__ = (
+        "_closed",
+        "_copies",
+        "_lock",
+        "_on_drained",
+        "block_table",
+        "request_id",
+        "since_ns",
+    )
 
     def __init__(
         self,
         request_id: RequestId,
         block_table: list[BlockId],
         on_drained: "Callable[[KVLease], None]",
+        since_ns: int = 0,
     ) -> None:
         self.request_id = request_id
+        self.since_ns = since_ns
+        """When its request came."""
         self.block_table = block_table
         """Block i holds positions [i * block_size, (i + 1) * block_size). Read only, but for the
         engine thread."""

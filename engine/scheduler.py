@@ -266,6 +266,10 @@ class Scheduler:
         """What forking asks for, since the last call: see Forks.take_copies."""
         return self._forks.take_copies()
 
+    def discrepancy(self, *, every_block: bool = False) -> str:
+        """See Holdings.discrepancy."""
+        return self.holdings.discrepancy(self.seqs, every_block=every_block)
+
     def check(self) -> None:
         """Asserts that every block is where its sequence or lease says; O(num_blocks)."""
         self.holdings.check(self.seqs)

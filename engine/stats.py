@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from operator import mul
 
 from engine.block_pool import BlockLedger
+from engine.books import Books
 from engine.scheduled_batch import Computed
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -50,6 +51,8 @@ class EngineStats:
     """Steps that computed something."""
     turns: int
     """Turns of the engine loop, idle or not; at least one a second while it lives."""
+    ledger_violations: int
+    """Audits of the blocks' ledger that found the sums wrong."""
     step_seconds: float
     """What measured steps took, in all."""
     step_seconds_predicted: float
@@ -103,7 +106,7 @@ class StepCounters:
         for seq in seqs:
             self._prompt_tokens_hit += min(seq.num_cached_tokens, seq.num_prompt_tokens)
 
-    def snapshot(self, scheduler: Scheduler) -> EngineStats:
+    def snapshot(self, scheduler: Scheduler, books: Books) -> EngineStats:
         return EngineStats(
             waiting=scheduler.num_waiting,
             running=scheduler.num_running,
@@ -123,6 +126,7 @@ class StepCounters:
             tokens_swapped_in=scheduler.preemption.space.tokens_in,
             steps=self._steps,
             turns=self.turns,
+            ledger_violations=books.num_violations,
             step_seconds=self._meter.measured_s,
             step_seconds_predicted=self._meter.predicted_s,
             step_seconds_error=self._meter.error_s,

@@ -1,6 +1,7 @@
 """What all tests share: models to run, and the proof that a test left no thread behind."""
 
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -67,6 +68,32 @@ def no_leaked_threads() -> Iterator[None]:
     while leaked := [t for t in threading.enumerate() if t not in before and _is_ours(t)]:
         assert time.monotonic() < deadline, f"threads left behind: {leaked}"
         time.sleep(0.02)
+
+
+class _Violations(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "ledger of" in record.getMessage():
+            self.said.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def ledger_violations() -> Iterator[list[str]]:
+    """A worker survives a wrong ledger; a test does not, but for one that wants it and takes out
+    what it expected."""
+    handler = _Violations()
+    loggers = [logging.getLogger(name) for name in ("engine.books", "kvfabric.node")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield handler.said
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+    assert not handler.said
 
 
 def _is_ours(thread: threading.Thread) -> bool:

@@ -29,6 +29,7 @@ class Rig:
             self.loop.stats().turns < turns + 2
         ):
             assert self.loop.failure is None
+            assert not self.loop.stats().ledger_violations
             assert time.monotonic() < deadline, self.loop.stats()
             time.sleep(0.01)
 

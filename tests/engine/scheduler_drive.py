@@ -4,6 +4,7 @@ import itertools
 from dataclasses import astuple, dataclass, field
 
 from engine.block_pool import BlockPool
+from engine.books import Books
 from engine.errors import NotReserved, UnknownRequest
 from engine.fork import sequences
 from engine.kv_lease import KVLease
@@ -245,6 +246,7 @@ class Drive:
         assert sum(astuple(ledger)) == self.scheduler.pool.num_blocks
         assert min(astuple(ledger)) >= 0
         assert ledger.unused == self.scheduler.pool.available
+        self._check_owners()
         live = [s for s in self.seqs.values() if s.status is not Status.ENDED]
         assert self.scheduler.seqs == live
         for count, status in (
@@ -253,6 +255,15 @@ class Drive:
             (self.scheduler.num_awaiting_kv, Status.AWAITING_KV),
         ):
             assert count == sum(s.status is status for s in live)
+
+    def _check_owners(self) -> None:
+        """Every block that is used has one owner that counts it."""
+        assert not self.scheduler.discrepancy()
+        page = Books(self.scheduler).page()
+        for state in ("held", "promised", "in_flight"):
+            owned = [one for one in page.owned if one.state == state]
+            assert sum(one.num_blocks for one in owned) == getattr(page.blocks, state)
+            assert len({one.request_id for one in owned}) == len(owned)
 
     def check_empty(self) -> None:
         ledger = self.scheduler.pool.ledger()
