@@ -114,6 +114,7 @@ class Handoff:
             num_tokens=self._num_tokens,
             block_size=self._engine.block_size,
             codecs=self._engine.kv_codecs,
+            owner=self._request_id,
         )
         sink = _InstallSink(self._blocks, self.ticket.transfer_id, self._post)
         self._fabric.expect(self.ticket, shape, sink, self._blocks)

@@ -21,7 +21,7 @@ from kvfabric.frame import TransferId
 from kvfabric.node import Node, check_framable
 from kvfabric.outgoing import Outgoing
 from kvfabric.shipment import Shipment, Shipments
-from kvfabric.stats import FabricStats
+from kvfabric.stats import FabricStats, LentSlot
 from kvfabric.ticket import BlockLender, FrameSink, FrameSource, KVShape, KVShard, Ticket
 
 START_SECONDS = 30.0
@@ -114,6 +114,12 @@ class Fabric:
     def rank_stats(self) -> list[FabricStats]:
         """Of each of the worker's ranks; `stats` is their sum."""
         return [self.stats()]
+
+    def lent(self) -> concurrent.futures.Future[list[LentSlot]]:
+        """Whose the staging slots are. Raises FabricClosed."""
+        if self._closed:
+            raise FabricClosed("the fabric is closed")
+        return self.call(self._node.lent())
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Runs a coroutine on the fabric's loop."""

@@ -33,6 +33,8 @@ class Incoming:
     transfer_id: TransferId
     transfer: Transfer
     sink: FrameSink
+    owner: str
+    """As the ticket says."""
     on_lost: dict[Hashable, OnLost] = field(default_factory=dict)
     """By connection: who sends it, and is still there."""
     commit: bytes | None = None
@@ -64,7 +66,7 @@ class IncomingTransfers:
     def expect(self, ticket: Ticket, shape: KVShape, sink: FrameSink) -> None:
         assert ticket.transfer_id not in self._by_id, "a ticket is minted once"
         transfer = Transfer(ticket.first_token, ticket.num_tokens, shape, ticket.codecs)
-        incoming = Incoming(ticket.transfer_id, transfer, sink)
+        incoming = Incoming(ticket.transfer_id, transfer, sink, ticket.owner)
         self._by_id[ticket.transfer_id] = incoming
         self._set_deadline(incoming, self._first_frame_timeout_s, "the first frame")
 

@@ -171,6 +171,7 @@ class Link:
     ) -> None:
         """Fills and sends one popped frame. Not cancelled: its slot is written or read by others
         until it ends."""
+        slot.owner = outgoing.ticket.owner
         try:
             outgoing.transports = endpoint.transports
             number, link_speed = self._next_number(), self.speed.nbytes_per_s

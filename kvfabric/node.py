@@ -20,7 +20,7 @@ from kvfabric.outgoing import Outgoing
 from kvfabric.receiver import Reception
 from kvfabric.sender import Sender
 from kvfabric.slots import cut_slab
-from kvfabric.stats import FabricCounters, FabricStats
+from kvfabric.stats import FabricCounters, FabricStats, LentSlot
 from kvfabric.tasks import TaskSet
 from kvfabric.ticket import FrameSink, FrameSource, KVShape, KVShard, Ticket
 from kvfabric.transport import Endpoint, Listener, open_transport, scheme_of
@@ -165,8 +165,14 @@ class Node:
                 if (speed := link.speed.nbytes_per_s) is not None
             },
             injected_faults=dict(self._faults.injected) if self._faults is not None else {},
+            ledger_violations=self._counters.ledger_violations,
             loop_lag_s=max(tuple(self._lags_s)),
         )
+
+    async def lent(self) -> list[LentSlot]:
+        """Whose the slots are."""
+        sending = [LentSlot("send", s.owner, s.since_ns) for s in self._send_slots.lent]
+        return sending + [LentSlot("recv", s.owner, s.since_ns) for s in self._recv_slots.lent]
 
     def _on_endpoint(self, endpoint: Endpoint) -> None:
         if self._closed:
@@ -191,8 +197,14 @@ class Node:
     def _tick(self, due: float) -> None:
         loop = asyncio.get_running_loop()
         self._lags_s.append(loop.time() - due)
+        self._audit()
         next_due = loop.time() + _LAG_PERIOD_S
         self._lag_timer = loop.call_at(next_due, self._tick, next_due)
+
+    def _audit(self) -> None:
+        if not (self._send_slots.is_balanced and self._recv_slots.is_balanced):
+            self._counters.ledger_violations += 1
+            _logger.error("the ledger of slots is wrong: one is lost, or lent twice")
 
 
 def check_framable(shape: KVShape, config: FabricConfig) -> None:

@@ -132,7 +132,7 @@ class Reception:
             await within(self._frame_timeout_s, received, "an offered frame")
             header = read_frame(slot.message)
             if self._is_new(header.number):
-                await self._handle(header, slot.message)
+                await self._handle(header, slot)
             else:
                 self._receive_again()
         except FabricError as error:
@@ -154,7 +154,7 @@ class Reception:
         self._owed += 1
         self._offered.set()
 
-    async def _handle(self, header: FrameHeader, message: memoryview) -> None:
+    async def _handle(self, header: FrameHeader, slot: Slot) -> None:
         if header.kind is FrameKind.VOID:
             return
         claimed = self._incoming.claim(header, self, self._send_abort)
@@ -163,7 +163,8 @@ class Reception:
             self._send_abort(header.transfer_id, claimed)
             return
         incoming, part = claimed
-        payload = payload_view(message, header.nbytes)
+        slot.owner = incoming.owner
+        payload = payload_view(slot.message, header.nbytes)
         try:
             if header.kind is FrameKind.COMMIT:
                 await self._commit(incoming, part, header, payload)

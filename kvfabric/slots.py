@@ -7,6 +7,7 @@ at its cap is passed over until it gives a slot back.
 """
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,16 @@ from kvfabric.frame import message_nbytes
 _PAGE_NBYTES = 4096
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Slot:
     """Room for one frame's message. Its holder is the only one to touch `message`."""
 
     message: memoryview
     peer: Hashable
+    since_ns: int
+    """When it was lent, by time.monotonic_ns."""
+    owner: str = ""
+    """For whom, as the ticket says; empty while no frame has told."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,12 +44,20 @@ class SlotPool:
         """Of the largest frame."""
         self.max_per_peer = max(1, len(messages) // 2)
         self._free = list(messages)
+        self.lent: set[Slot] = set()
         self._held: Counter[Hashable] = Counter()
         self._waiters: deque[_Waiter] = deque()
 
     @property
     def num_used(self) -> int:
         return self.num_slots - len(self._free)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Every slot is free or somebody's, once."""
+        free = {id(message) for message in self._free}
+        lent = {id(slot.message) for slot in self.lent}
+        return len(free | lent) == len(self._free) + len(self.lent) == self.num_slots
 
     async def acquire(self, peer: Hashable) -> Slot:
         """Waits for a slot; a cancelled wait leaves nothing behind."""
@@ -61,6 +74,8 @@ class SlotPool:
             raise
 
     def release(self, slot: Slot) -> None:
+        assert slot in self.lent, "released twice"
+        self.lent.remove(slot)
         self._free.append(slot.message)
         self._held[slot.peer] -= 1
         assert self._held[slot.peer] >= 0
@@ -78,7 +93,9 @@ class SlotPool:
                 passed_over.append(waiter)
                 continue
             self._held[waiter.peer] += 1
-            waiter.granted.set_result(Slot(self._free.pop(), waiter.peer))
+            slot = Slot(self._free.pop(), waiter.peer, time.monotonic_ns())
+            self.lent.add(slot)
+            waiter.granted.set_result(slot)
         self._waiters.extendleft(reversed(passed_over))
 
 

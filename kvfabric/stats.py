@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class FabricStats:
     """What the connections to receivers were measured to carry, by address."""
     injected_faults: dict[str, int]
     """Messages harmed on purpose, by `kind:fault`; see kvfabric/faults.py."""
+    ledger_violations: int
+    """Audits of the slots that found one lost, or lent twice."""
     loop_lag_s: float
     """Longest time a due timer waited for the fabric's loop in the last 15 s."""
 
@@ -56,6 +58,16 @@ def added_up(all_stats: Sequence[FabricStats]) -> FabricStats:
     return FabricStats(**sums)
 
 
+class LentSlot(NamedTuple):
+    """A staging slot that is in use."""
+
+    budget: Literal["send", "recv"]
+    owner: str
+    """As the ticket says; empty: for a frame that is on offer and has not come."""
+    since_ns: int
+    """By time.monotonic_ns."""
+
+
 @dataclass(slots=True)
 class FabricCounters:
     """The totals. Written on the fabric's loop only."""
@@ -65,6 +77,7 @@ class FabricCounters:
     received_nbytes: int = 0
     received_frames: int = 0
     dropped_frames: int = 0
+    ledger_violations: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
     def count_error(self, error: BaseException) -> None:

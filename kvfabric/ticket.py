@@ -51,6 +51,8 @@ class Ticket:
     """What the fingerprint is of, for people; see kvfabric/facts.py."""
     codecs: tuple[int, ...] = ()
     """Ids of the codecs that the receiver takes beside RAW."""
+    owner: str = ""
+    """For whom, as this process's ledger tells. Not on the wire."""
 
 
 @dataclass(frozen=True, slots=True)

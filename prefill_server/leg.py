@@ -14,7 +14,7 @@ However the call ends, leaving `run` cancels the transfer and frees the blocks.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.async_engine import AsyncEngine, Mailbox
 from engine.errors import EngineError
@@ -232,6 +232,7 @@ class PrefillLeg:
         engine = self._engine.engine
         lease = engine.lease(self._request.request_id)
         source = LeaseSource(engine.copier, lease, ticket.codecs)
+        ticket = replace(ticket, owner=self._request.request_id)
         outgoing = self._fabric.ship(ticket, KVShape(*engine.kv_shape), source, source)
         loop = asyncio.get_running_loop()
 

@@ -72,3 +72,21 @@ async def test_a_wait_cancelled_just_when_granted_gives_the_slot_back() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiter
     assert slots.num_used == 0
+
+
+async def test_what_is_lent_has_an_owner_and_adds_up() -> None:
+    slots = pool(4)
+    mine, other = await slots.acquire("a"), await slots.acquire("b")
+    mine.owner = "request"
+    assert slots.lent == {mine, other}
+    assert slots.is_balanced
+    assert 0 < mine.since_ns <= other.since_ns
+    slots.release(mine)
+    assert slots.lent == {other}
+    with pytest.raises(AssertionError, match="twice"):
+        slots.release(mine)
+    assert slots.is_balanced
+    slots._free.pop()
+    assert not slots.is_balanced, "one is lost"
+    slots._free += [other.message, other.message]
+    assert not slots.is_balanced, "one is lent and free"
