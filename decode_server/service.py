@@ -4,7 +4,7 @@ Knows the control plane, the engine and the receiving end of the fabric; no HTTP
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -33,12 +33,14 @@ class DecodeService(pb_grpc.DecodeServicer):
         engine: AsyncEngine,
         fabric: Fabric,
         status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+        ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
         registry: CollectorRegistry,
         stages: HandoffStages,
     ) -> None:
         self._engine = engine
         self._fabric = fabric
         self._status = status
+        self._ledger = ledger
         self._metrics = DecodeMetrics(registry, stages)
         self._tails = TailPolicy(engine.engine.config.max_local_tail)
         self._legs: set[DecodeLeg] = set()
@@ -82,16 +84,20 @@ class DecodeService(pb_grpc.DecodeServicer):
     async def Status(self, request: pb.StatusRequest, context: object) -> pb.WorkerStatus:
         return self._status(pb.ROLE_DECODE)
 
+    async def Ledger(self, request: pb.LedgerRequest, context: object) -> pb.WorkerLedger:
+        return await self._ledger(pb.ROLE_DECODE)
+
 
 def add_services(
     server: grpc.aio.Server,
     engine: AsyncEngine,
     fabric: Fabric,
     status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+    ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
     registry: CollectorRegistry,
     stages: HandoffStages,
 ) -> list[str]:
     """Mounts the service; returns the full names of what was mounted, for health."""
-    service = DecodeService(engine, fabric, status, registry, stages)
+    service = DecodeService(engine, fabric, status, ledger, registry, stages)
     pb_grpc.add_DecodeServicer_to_server(service, server)
     return [pb.DESCRIPTOR.services_by_name["Decode"].full_name]

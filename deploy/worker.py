@@ -30,6 +30,7 @@ from deploy.leaf_configs import engine_config, fabric_config
 from deploy.rank_metrics import RanksCollector
 from deploy.ranks import RankProcesses, of_rank, pin, rank_processes
 from deploy.worker_config import WorkerConfig
+from deploy.worker_ledger import WorkerLedger
 from deploy.worker_memory import memory_mb
 from deploy.worker_metrics import WorkerCollector, loop_wait_histogram, watch_tasks
 from deploy.worker_status import WorkerStatus, new_generation
@@ -154,7 +155,8 @@ async def _serve(
     server = GrpcServer(ERRORS, TLS.from_files(config.tls_cert, config.tls_key, config.tls_ca))
     add_services = ADD_SERVICES[config.role]
     stages = HandoffStages(registry)
-    services = add_services(server.server, async_engine, fabric, status, registry, stages)
+    ledger = WorkerLedger(config.name, async_engine, fabric, generation)
+    services = add_services(server.server, async_engine, fabric, status, ledger, registry, stages)
     engine.start()
 
     async def on_drain() -> None:

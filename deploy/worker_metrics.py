@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from engine.engine import Engine
 from engine.stats import EngineStats
 from kvfabric.fabric import Fabric
+from kvfabric.stats import FabricStats
 from runtime.metrics import LOOP_WAIT_SECONDS
 
 
@@ -95,6 +96,7 @@ class WorkerCollector(Collector):
             "Sequences that lost their blocks to older ones.",
             stats.preemptions,
         )
+        yield _violations(stats, self._fabric.stats())
         yield from _swap_families(stats)
         yield from _queue_families(stats)
         yield from _step_cost_families(stats)
@@ -159,6 +161,17 @@ class WorkerCollector(Collector):
                 ),
                 {(name,): count for name, count in stats.injected_faults.items()},
             )
+
+
+def _violations(engine: EngineStats, fabric: FabricStats) -> Metric:
+    return _labelled(
+        CounterMetricFamily(
+            "baton_ledger_violations",
+            "Audits that found counts and owners to disagree: something leaked.",
+            labels=["of"],
+        ),
+        {("blocks",): engine.ledger_violations, ("slots",): fabric.ledger_violations},
+    )
 
 
 def _swap_families(stats: EngineStats) -> Iterator[Metric]:

@@ -4,7 +4,7 @@ Knows the control plane, the engine and the sending end of the fabric; no HTTP, 
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -39,12 +39,14 @@ class PrefillService(pb_grpc.PrefillServicer):
         engine: AsyncEngine,
         fabric: Fabric,
         status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+        ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
         registry: CollectorRegistry,
         stages: HandoffStages,
     ) -> None:
         self._engine = engine
         self._fabric = fabric
         self._status = status
+        self._ledger = ledger
         self._metrics = PrefillMetrics(registry, stages)
         self._serial = itertools.count()
 
@@ -81,6 +83,9 @@ class PrefillService(pb_grpc.PrefillServicer):
         context: object,
     ) -> pb.WorkerStatus:
         return self._status(pb.ROLE_PREFILL)
+
+    async def Ledger(self, request: pb.LedgerRequest, context: object) -> pb.WorkerLedger:
+        return await self._ledger(pb.ROLE_PREFILL)
 
 
 def _ticket(request: pb.PrefillRequest, num_heads: int) -> Ticket | None:
@@ -128,10 +133,11 @@ def add_services(
     engine: AsyncEngine,
     fabric: Fabric,
     status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+    ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
     registry: CollectorRegistry,
     stages: HandoffStages,
 ) -> list[str]:
     """Mounts the service; returns the full names of what was mounted, for health."""
-    service = PrefillService(engine, fabric, status, registry, stages)
+    service = PrefillService(engine, fabric, status, ledger, registry, stages)
     pb_grpc.add_PrefillServicer_to_server(service, server)
     return [pb.DESCRIPTOR.services_by_name["Prefill"].full_name]

@@ -65,6 +65,39 @@ ROLE_PREFILL: Role.ValueType  # 1
 ROLE_DECODE: Role.ValueType  # 2
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
+class _LedgerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LedgerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LedgerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LEDGER_STATE_UNSPECIFIED: _LedgerState.ValueType  # 0
+    LEDGER_STATE_FREE: _LedgerState.ValueType  # 1
+    """blocks; nobody's, as the next"""
+    LEDGER_STATE_CACHED: _LedgerState.ValueType  # 2
+    LEDGER_STATE_HELD: _LedgerState.ValueType  # 3
+    LEDGER_STATE_IN_FLIGHT: _LedgerState.ValueType  # 4
+    LEDGER_STATE_PROMISED: _LedgerState.ValueType  # 5
+    LEDGER_STATE_SENDING: _LedgerState.ValueType  # 6
+    """slots, of the send budget"""
+    LEDGER_STATE_RECEIVING: _LedgerState.ValueType  # 7
+    """slots, of the receive budget; nobody's while a frame is on offer"""
+
+class LedgerState(_LedgerState, metaclass=_LedgerStateEnumTypeWrapper): ...
+
+LEDGER_STATE_UNSPECIFIED: LedgerState.ValueType  # 0
+LEDGER_STATE_FREE: LedgerState.ValueType  # 1
+"""blocks; nobody's, as the next"""
+LEDGER_STATE_CACHED: LedgerState.ValueType  # 2
+LEDGER_STATE_HELD: LedgerState.ValueType  # 3
+LEDGER_STATE_IN_FLIGHT: LedgerState.ValueType  # 4
+LEDGER_STATE_PROMISED: LedgerState.ValueType  # 5
+LEDGER_STATE_SENDING: LedgerState.ValueType  # 6
+"""slots, of the send budget"""
+LEDGER_STATE_RECEIVING: LedgerState.ValueType  # 7
+"""slots, of the receive budget; nobody's while a frame is on offer"""
+Global___LedgerState: _TypeAlias = LedgerState  # noqa: Y015
+
 @_typing.final
 class Sampling(_message.Message):
     """How tokens are chosen. The router fills every field; workers know no defaults."""
@@ -1125,3 +1158,102 @@ class FabricLedger(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FabricLedger: _TypeAlias = FabricLedger  # noqa: Y015
+
+@_typing.final
+class LedgerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerRequest: _TypeAlias = LedgerRequest  # noqa: Y015
+
+@_typing.final
+class LedgerEntry(_message.Message):
+    """One owner's blocks or slots in one state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    NUM_SHARED_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    HAS_CALL_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """a request's id, as its call had it; empty: nobody's"""
+    state: Global___LedgerState.ValueType
+    count: _builtins.int
+    num_shared: _builtins.int
+    """held beside those, but counted as an older owner's"""
+    age_ms: _builtins.int
+    """since the owner came; of slots, since the first of them was lent"""
+    has_call: _builtins.bool
+    """the owner's call is open here: if not, it is about to let go, or a leak"""
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        state: Global___LedgerState.ValueType = ...,
+        count: _builtins.int = ...,
+        num_shared: _builtins.int = ...,
+        age_ms: _builtins.int = ...,
+        has_call: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "count", b"count", "has_call", b"has_call", "num_shared", b"num_shared", "owner", b"owner", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerEntry: _TypeAlias = LedgerEntry  # noqa: Y015
+
+@_typing.final
+class WorkerLedger(_message.Message):
+    """The blocks of all entries add up to num_blocks; slots that nobody uses are not told."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_SEND_SLOTS_FIELD_NUMBER: _builtins.int
+    NUM_RECV_SLOTS_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    VIOLATIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    role: Global___Role.ValueType
+    generation: _builtins.int
+    num_blocks: _builtins.int
+    num_send_slots: _builtins.int
+    num_recv_slots: _builtins.int
+    violations: _builtins.int
+    """audits so far that found counts and owners to disagree"""
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerEntry]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        role: Global___Role.ValueType = ...,
+        generation: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        num_send_slots: _builtins.int = ...,
+        num_recv_slots: _builtins.int = ...,
+        entries: _abc.Iterable[Global___LedgerEntry] | None = ...,
+        violations: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "generation", b"generation", "name", b"name", "num_blocks", b"num_blocks", "num_recv_slots", b"num_recv_slots", "num_send_slots", b"num_send_slots", "role", b"role", "violations", b"violations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerLedger: _TypeAlias = WorkerLedger  # noqa: Y015

@@ -49,6 +49,11 @@ class DecodeStub:
                 request_serializer=protos_dot_serving__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protos_dot_serving__pb2.WorkerStatus.FromString,
                 _registered_method=True)
+        self.Ledger = channel.unary_unary(
+                '/baton.v1.Decode/Ledger',
+                request_serializer=protos_dot_serving__pb2.LedgerRequest.SerializeToString,
+                response_deserializer=protos_dot_serving__pb2.WorkerLedger.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -76,6 +81,13 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ledger(self, request, context):
+        """Whose its blocks and slots are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +105,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protos_dot_serving__pb2.StatusRequest.FromString,
                     response_serializer=protos_dot_serving__pb2.WorkerStatus.SerializeToString,
+            ),
+            'Ledger': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ledger,
+                    request_deserializer=protos_dot_serving__pb2.LedgerRequest.FromString,
+                    response_serializer=protos_dot_serving__pb2.WorkerLedger.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -186,6 +203,33 @@ class Decode:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Ledger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Decode/Ledger',
+            protos_dot_serving__pb2.LedgerRequest.SerializeToString,
+            protos_dot_serving__pb2.WorkerLedger.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class PrefillStub:
     """Missing associated documentation comment in .proto file."""
@@ -205,6 +249,11 @@ class PrefillStub:
                 '/baton.v1.Prefill/Status',
                 request_serializer=protos_dot_serving__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protos_dot_serving__pb2.WorkerStatus.FromString,
+                _registered_method=True)
+        self.Ledger = channel.unary_unary(
+                '/baton.v1.Prefill/Ledger',
+                request_serializer=protos_dot_serving__pb2.LedgerRequest.SerializeToString,
+                response_deserializer=protos_dot_serving__pb2.WorkerLedger.FromString,
                 _registered_method=True)
 
 
@@ -227,6 +276,13 @@ class PrefillServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ledger(self, request, context):
+        """Whose its blocks and slots are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -239,6 +295,11 @@ def add_PrefillServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protos_dot_serving__pb2.StatusRequest.FromString,
                     response_serializer=protos_dot_serving__pb2.WorkerStatus.SerializeToString,
+            ),
+            'Ledger': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ledger,
+                    request_deserializer=protos_dot_serving__pb2.LedgerRequest.FromString,
+                    response_serializer=protos_dot_serving__pb2.WorkerLedger.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -295,6 +356,33 @@ class Prefill:
             '/baton.v1.Prefill/Status',
             protos_dot_serving__pb2.StatusRequest.SerializeToString,
             protos_dot_serving__pb2.WorkerStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ledger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Prefill/Ledger',
+            protos_dot_serving__pb2.LedgerRequest.SerializeToString,
+            protos_dot_serving__pb2.WorkerLedger.FromString,
             options,
             channel_credentials,
             insecure,

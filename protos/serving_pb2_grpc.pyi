@@ -45,6 +45,8 @@ class DecodeStub:
     """
     Status: _grpc.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]
     """What the worker is and how busy it is."""
+    Ledger: _grpc.UnaryUnaryMultiCallable[_serving_pb2.LedgerRequest, _serving_pb2.WorkerLedger]
+    """Whose its blocks and slots are."""
 
 @_typing.type_check_only
 class DecodeAsyncStub(DecodeStub):
@@ -57,6 +59,8 @@ class DecodeAsyncStub(DecodeStub):
     """
     Status: _aio.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]  # type: ignore[assignment]
     """What the worker is and how busy it is."""
+    Ledger: _aio.UnaryUnaryMultiCallable[_serving_pb2.LedgerRequest, _serving_pb2.WorkerLedger]  # type: ignore[assignment]
+    """Whose its blocks and slots are."""
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -85,6 +89,14 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_serving_pb2.WorkerStatus, _abc.Awaitable[_serving_pb2.WorkerStatus]]:
         """What the worker is and how busy it is."""
 
+    @_abc_1.abstractmethod
+    def Ledger(
+        self,
+        request: _serving_pb2.LedgerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_serving_pb2.WorkerLedger, _abc.Awaitable[_serving_pb2.WorkerLedger]]:
+        """Whose its blocks and slots are."""
+
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class PrefillStub:
@@ -99,6 +111,8 @@ class PrefillStub:
     """
     Status: _grpc.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]
     """What the worker is and how busy it is."""
+    Ledger: _grpc.UnaryUnaryMultiCallable[_serving_pb2.LedgerRequest, _serving_pb2.WorkerLedger]
+    """Whose its blocks and slots are."""
 
 @_typing.type_check_only
 class PrefillAsyncStub(PrefillStub):
@@ -110,6 +124,8 @@ class PrefillAsyncStub(PrefillStub):
     """
     Status: _aio.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]  # type: ignore[assignment]
     """What the worker is and how busy it is."""
+    Ledger: _aio.UnaryUnaryMultiCallable[_serving_pb2.LedgerRequest, _serving_pb2.WorkerLedger]  # type: ignore[assignment]
+    """Whose its blocks and slots are."""
 
 class PrefillServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -130,5 +146,13 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_serving_pb2.WorkerStatus, _abc.Awaitable[_serving_pb2.WorkerStatus]]:
         """What the worker is and how busy it is."""
+
+    @_abc_1.abstractmethod
+    def Ledger(
+        self,
+        request: _serving_pb2.LedgerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_serving_pb2.WorkerLedger, _abc.Awaitable[_serving_pb2.WorkerLedger]]:
+        """Whose its blocks and slots are."""
 
 def add_PrefillServicer_to_server(servicer: PrefillServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

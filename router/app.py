@@ -23,6 +23,7 @@ from router.errors import ApiError, ModelNotFound
 from router.exchange import Exchange, Reply
 from router.generation import generate
 from router.grammar_check import GrammarCheck
+from router.ledger import LedgerWatch
 from router.metrics import RouterMetrics
 from router.record import Records, RequestRecord
 from router.request import ValidRequest
@@ -56,6 +57,14 @@ class Router:
         self._metrics = RouterMetrics(registry, self.workers)
         self.dispatcher = Dispatcher(self.workers, config, self._metrics)
         self.records = Records(config.explain_requests)
+        self.ledger = LedgerWatch(
+            self.workers,
+            self.dispatcher.live,
+            registry,
+            interval_s=config.ledger_interval_s,
+            timeout_s=config.status_timeout_s,
+            grace_s=config.ledger_grace_s,
+        )
         self.grammars = GrammarCheck(tokenizer.vocabulary)
         self._validator = Validator(
             tokenizer,
@@ -105,11 +114,13 @@ def build_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         router = app.state.router = Router(config, tokenizer, registry)
         router.workers.start()
+        router.ledger.start()
         try:
             yield
         finally:
             router.dispatcher.stop()
             router.grammars.close()
+            await router.ledger.close()
             await router.workers.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, title="Baton")
@@ -166,6 +177,11 @@ def _add_operations(app: FastAPI, registry: CollectorRegistry) -> None:
         is_ready = request.app.state.router.dispatcher.is_ready
         status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         return JSONResponse({"status": "ready" if is_ready else "waiting for workers"}, status)
+
+    @app.get("/v1/ledger")
+    async def ledger(request: Request) -> Response:
+        told = await _router_of(request).ledger.read()
+        return Response(told.model_dump_json(), media_type="application/json")
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -61,5 +61,12 @@ class RouterConfig:
         "no answer is kept",
     )
 
+    ledger_interval_s: float = flag(
+        15.0, help="pause between two looks at whose the workers' blocks and slots are; 0: none"
+    )
+    ledger_grace_s: float = flag(
+        10.0, help="an owner there that is no request of this router is an orphan after this long"
+    )
+
     log_format: Literal["text", "json"] = flag("text", help="how log lines look")
     log_level: Literal["debug", "info", "warning", "error"] = flag("info", help="what is logged")

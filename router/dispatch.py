@@ -29,6 +29,7 @@ from router.errors import (
     WorkersFailed,
 )
 from router.leg_record import AttemptRecord
+from router.live import LivePrompts
 from router.messages import prefill_request
 from router.metrics import RouterMetrics
 from router.policy import Pair, Verdict, judge_decodes, pick_pair
@@ -58,6 +59,7 @@ class Dispatcher:
         self._config = config
         self._metrics = metrics
         self._line = QueueLine(workers)
+        self.live = LivePrompts(config.ledger_grace_s, time.monotonic)
         self._deadlines: set[asyncio.Timeout] = set()
         self._is_stopping = False
 
@@ -92,7 +94,8 @@ class Dispatcher:
             async with asyncio.timeout(0 if self._is_stopping else timeout_s) as timeout:
                 self._deadlines.add(timeout)
                 try:
-                    await self._run(progress)
+                    with self.live.running(prompt.request_id):
+                        await self._run(progress)
                 finally:
                     self._deadlines.discard(timeout)
                     progress.record.ended()

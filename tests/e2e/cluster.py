@@ -246,7 +246,8 @@ class Cluster:
                 time.sleep(0.05)
 
     def _leaks(self, worker: WorkerProcess) -> list[str]:
-        status, tasks = worker.status(), worker.metrics().value("baton_service_tasks")
+        status, metrics = worker.status(), worker.metrics()
+        tasks = metrics.value("baton_service_tasks")
         idle_tasks = self._idle_tasks.setdefault(f"{worker.name}/{worker.pid}", tasks)
         peers = [other for other in self.workers if other.is_running and other is not worker]
         living = worker.num_ranks * sum(other.num_ranks for other in peers)
@@ -257,6 +258,10 @@ class Cluster:
             "transfers": status.fabric.transfers,
             "requests": status.num_waiting + status.num_running + status.num_awaiting_kv,
             "tasks": max(0, tasks - idle_tasks),
+            "violations of the ledger": sum(
+                metrics.value("baton_ledger_violations_total", of=what)
+                for what in ("blocks", "slots")
+            ),
             "endpoints to the dead": max(0, status.fabric.endpoints - living),
         }
         return [f"{count} {what}" for what, count in counts.items() if count]

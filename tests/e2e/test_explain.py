@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.config import ModelConfig
-from tests.e2e.cluster import MODEL_NAME, Cluster
+from tests.e2e.cluster import MODEL_NAME, Cluster, WorkerProcess
 from tests.e2e.slow_relay import CHUNK, first, is_prefilling, is_receiving, of_role, prompt_of
 from tests.router.chrome_trace import check_trace
 
@@ -133,8 +133,7 @@ async def test_a_killed_prefill_worker_is_told(relay: Cluster, client: httpx.Asy
         assert response.status_code == 200
         told = await explained(client, response.headers[HEADER])
     finally:
-        victim.start_again()
-        victim.wait_ready()
+        await restore(relay, victim)
     legs = [leg for attempt in told["prompts"][0]["attempts"] for leg in attempt["prefills"]]
     assert legs[0]["worker"] == victim.name
     assert legs[0]["outcome"] == "unavailable"
@@ -149,6 +148,18 @@ async def test_a_killed_prefill_worker_is_told(relay: Cluster, client: httpx.Asy
     assert told["parts_ms"]["retry"] > 0
 
 
+async def restore(relay: Cluster, victim: WorkerProcess) -> None:
+    """The router knows it again, too."""
+    victim.start_again()
+    victim.wait_ready()
+    router = relay.routers[0]
+
+    def knows_both() -> bool:
+        return router.metrics().value("baton_workers_ready", role="prefill") == 2
+
+    await asyncio.to_thread(router.wait_until, knows_both, "aware of both")
+
+
 async def test_only_the_last_requests_are_known(client: httpx.AsyncClient) -> None:
     ids = []
     for _ in range(9):
@@ -160,3 +171,45 @@ async def test_only_the_last_requests_are_known(client: httpx.AsyncClient) -> No
         response = await client.get(f"/v1/requests/{name}")
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "request_not_found"
+
+
+async def test_blocks_are_the_request_s_while_it_runs(
+    relay: Cluster, client: httpx.AsyncClient
+) -> None:
+    body = body_of(9, 1200, max_tokens=300, stream=True)
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        owner = f"{response.headers[HEADER]}-0"
+        lines = response.aiter_lines()
+        async for line in lines:
+            if line.startswith("data: {"):
+                break
+        told = (await client.get("/v1/ledger")).json()
+        for books in told["workers"]:
+            assert books["adds_up"]
+            assert (books["problem"], books["violations"]) == (None, 0)
+        (decode,) = (books for books in told["workers"] if books["role"] == "decode")
+        own = [entry for entry in decode["entries"] if entry["owner"] is not None]
+        assert {entry["owner"] for entry in own} == {owner}
+        held = sum(entry["count"] for entry in own if entry["state"] in ("held", "promised"))
+        assert held >= 1200 // 16
+        assert all(entry["has_call"] for entry in own)
+        assert told["orphans"] == []
+        assert [line async for line in lines][-2:] == ["data: [DONE]", ""]
+    relay.assert_all_back()
+    told = (await client.get("/v1/ledger")).json()
+    owners = [entry["owner"] for books in told["workers"] for entry in books["entries"]]
+    assert set(owners) == {None}
+
+
+async def test_a_dead_worker_is_named_in_the_ledger(
+    relay: Cluster, client: httpx.AsyncClient
+) -> None:
+    victim = of_role(relay, "prefill")[0]
+    victim.kill()
+    try:
+        told = (await client.get("/v1/ledger")).json()
+        problems = {books["worker"]: books["problem"] for books in told["workers"]}
+        assert problems.pop(victim.name) == "unavailable"
+        assert set(problems.values()) == {None}
+    finally:
+        await restore(relay, victim)

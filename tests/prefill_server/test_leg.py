@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client import CollectorRegistry
 
+from deploy.worker_ledger import WorkerLedger
 from engine.errors import InvalidRequest, QueueFull
 from engine.request import Leg, RequestId
 from engine.request_message import engine_request
@@ -154,6 +155,7 @@ async def test_a_full_queue_is_told_before_anything_is_begun(tiny_llama: Path) -
             worker.loop_side,
             worker.fabric,
             lambda role: pb.WorkerStatus(role=role),
+            WorkerLedger("worker", worker.loop_side, worker.fabric, 1),
             CollectorRegistry(),
             HandoffStages(CollectorRegistry()),
         )

@@ -42,6 +42,7 @@ class FakeWorker(ABC, Generic[Request, CallT]):
     """All calls so far."""
     address: str = "127.0.0.1:0"
     server: grpc.aio.Server | None = None
+    ledger: pb.WorkerLedger = field(default_factory=pb.WorkerLedger)
     clock_offset_ns: int = 0
     """Its monotonic clock is so far ahead of ours."""
 
@@ -73,6 +74,9 @@ class FakeWorker(ABC, Generic[Request, CallT]):
     async def Status(self, request: pb.StatusRequest, context: object) -> pb.WorkerStatus:
         self.status.monotonic_ns = self.now_ns()
         return self.status
+
+    async def Ledger(self, request: pb.LedgerRequest, context: object) -> pb.WorkerLedger:
+        return self.ledger
 
     def now_ns(self) -> int:
         return time.monotonic_ns() + self.clock_offset_ns

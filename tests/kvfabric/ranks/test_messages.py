@@ -30,10 +30,12 @@ from kvfabric.ticket import KVShard, ReceiveReport, ShipReport, Span, Ticket
 
 ID = TransferId(bytes(range(16)))
 SHARD = KVShard("ucx://127.0.0.1:9", (1 << 64) - 1, 2, 1)
-TICKET = Ticket(ID, (KVShard("inproc://a", 1, 0, 2), SHARD), b"f" * 32, 16, 99, 16, codecs=(2, 1))
+TICKET = Ticket(
+    ID, (KVShard("inproc://a", 1, 0, 2), SHARD), b"f" * 32, 16, 99, 16, codecs=(2, 1), owner="r"
+)
 STATS = FabricStats(
     1, 8, 2, 8, 3, 4, 5, ("posix", "tcp"), 6, 7, 8, 9, 10, {"PeerLost": 2},
-    {"ucx://127.0.0.1:9": 2.5e9}, {"kv:drop": 1}, 0.25,
+    {"ucx://127.0.0.1:9": 2.5e9}, {"kv:drop": 1}, 11, 0.25,
 )  # fmt: skip
 
 
