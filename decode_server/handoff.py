@@ -25,6 +25,8 @@ from kvfabric.fabric import Fabric
 from kvfabric.frame import FrameRange
 from kvfabric.ticket import KVShape, ReceiveReport, Ticket, TransferId, new_transfer_id
 
+WELCOME_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -65,6 +67,8 @@ class Handoff:
         self._num_tokens = num_tokens
         self._post = post
         self._blocks: _ClaimedBlocks | None = None
+        self.welcome: Future[None] | None = None
+        """Of the ticket that was minted last."""
 
     @property
     def installs(self) -> "Installs":
@@ -89,6 +93,12 @@ class Handoff:
         if self.ticket is not None:
             self._fabric.forget(self.ticket.transfer_id)
             self.ticket = None
+
+    async def welcomed(self) -> None:
+        """Until the ticket that was minted last may be given away. A rank that does not answer is
+        not waited for long: it will lose the transfer."""
+        if self.welcome is not None and not self.welcome.done():
+            await asyncio.wait((asyncio.wrap_future(self.welcome),), timeout=WELCOME_S)
 
     def is_out(self, transfer_id: bytes) -> bool:
         return self.ticket is not None and self.ticket.transfer_id == transfer_id
@@ -117,7 +127,7 @@ class Handoff:
             owner=self._request_id,
         )
         sink = _InstallSink(self._blocks, self.ticket.transfer_id, self._post)
-        self._fabric.expect(self.ticket, shape, sink, self._blocks)
+        self.welcome = self._fabric.expect(self.ticket, shape, sink, self._blocks)
         return self.ticket
 
 

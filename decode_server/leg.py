@@ -99,6 +99,8 @@ class DecodeLeg:
                 while self._num_live:
                     item = await self._mailbox.next(HEARTBEAT_S)
                     for event in self._react(item):
+                        if event.HasField("reserved"):
+                            await self._handoff.welcomed()
                         await write(event)
             finally:
                 self._handoff.drop()

@@ -35,6 +35,7 @@ from kvfabric.ranks.messages import (
     Commit,
     Counted,
     Expect,
+    Expecting,
     Extend,
     Forget,
     GiveUp,
@@ -146,6 +147,7 @@ class RankHandoff:
                 sink = RankSink(self, ticket.transfer_id)
                 self._sinks[ticket.transfer_id] = sink
                 self._fabric.expect(ticket, self.shape, sink)
+                self.tell(Expecting(ticket.transfer_id))
             case Forget(transfer_id):
                 self._fabric.forget(transfer_id)
                 self.end(transfer_id)

@@ -74,11 +74,14 @@ class Fabric:
 
     def expect(
         self, ticket: Ticket, shape: KVShape, sink: FrameSink, lender: BlockLender | None = None
-    ) -> None:
-        """From now on frames of this transfer are welcome. Raises `ValueError` for KV that no
-        slot can hold. `lender`: for the other ranks, where there are any."""
+    ) -> concurrent.futures.Future[None]:
+        """Frames of this transfer are welcome, once the future is done. Raises `ValueError` for KV
+        that no slot can hold. `lender`: for the other ranks, where there are any."""
         check_framable(shape, self.config)
         self._call(self._node.expect, ticket, shape, sink)
+        welcome: concurrent.futures.Future[None] = concurrent.futures.Future()
+        welcome.set_result(None)  # frames are taken by the loop too: behind what was just asked
+        return welcome
 
     def forget(self, transfer_id: TransferId) -> None:
         """The sink gets nothing more; late frames are answered with ABORT. Idempotent. A call

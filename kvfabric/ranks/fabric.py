@@ -7,6 +7,7 @@ sockets is deploy/rank_handoff.py.
 """
 
 import asyncio
+import concurrent.futures
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from kvfabric.ranks.member import Member
 from kvfabric.ranks.messages import (
     Claim,
     Counted,
+    Expecting,
     Here,
     Lost,
     Message,
@@ -31,7 +33,7 @@ from kvfabric.ranks.messages import (
     Shipped,
 )
 from kvfabric.ranks.shipments import MemberShipment
-from kvfabric.ranks.transfers import RankedTransfers
+from kvfabric.ranks.transfers import RankedTransfer, RankedTransfers
 from kvfabric.shipment import Shipment, Shipments
 from kvfabric.stats import FabricStats, added_up
 from kvfabric.tasks import TaskSet
@@ -64,14 +66,15 @@ class RankedFabric(Fabric):
 
     def expect(
         self, ticket: Ticket, shape: KVShape, sink: FrameSink, lender: BlockLender | None = None
-    ) -> None:
+    ) -> concurrent.futures.Future[None]:
         """Without a lender the others can do nothing: then rank 0 alone expects it."""
         if lender is None:
-            super().expect(ticket, shape, sink)
-            return
+            return super().expect(ticket, shape, sink)
         assert self._transfers is not None
         check_framable(shape, self.config)
-        self._call(self._transfers.expect, ticket, shape, sink, lender)
+        transfer = RankedTransfer(self._transfers, ticket, sink, lender)
+        self._call(self._transfers.expect, transfer, shape)
+        return transfer.welcome
 
     def forget(self, transfer_id: TransferId) -> None:
         assert self._transfers is not None
@@ -149,7 +152,7 @@ class RankedFabric(Fabric):
         match message:
             case Counted(stats):
                 member.stats = stats
-            case Claim() | Received() | Lost() | Released():
+            case Expecting() | Claim() | Received() | Lost() | Released():
                 self._transfers.hear(member, message)
             case Shipped(number) | NotShipped(number):
                 self._shipping.pop(number).on_end(message)

@@ -4,7 +4,8 @@
                            Counted    its numbers, when they have changed
     decode
     rank 0 → rank r        Expect, Forget, GiveUp: as the methods of `Fabric`
-    rank r → rank 0        Claim      the first frame is here: where does its KV go?
+    rank r → rank 0        Expecting  its answer to Expect
+                           Claim      the first frame is here: where does its KV go?
     rank 0 → rank r        Blocks     there; they stay the transfer's until Released
                            NoBlocks   nowhere: the request is gone
     rank r → rank 0        Received, Lost: as the methods of `FrameSink`
@@ -44,6 +45,11 @@ class Counted:
 @dataclass(frozen=True, slots=True)
 class Expect:
     ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Expecting:
+    transfer_id: TransferId
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +141,8 @@ class NotShipped:
 
 
 Message = (
-    Here | Counted | Expect | Forget | GiveUp | Claim | Blocks | NoBlocks | Received | Lost
-    | Released | Ship | Extend | Commit | Cancel | Shipped | NotShipped
+    Here | Counted | Expect | Expecting | Forget | GiveUp | Claim | Blocks | NoBlocks | Received
+    | Lost | Released | Ship | Extend | Commit | Cancel | Shipped | NotShipped
 )  # fmt: skip
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}

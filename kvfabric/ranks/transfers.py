@@ -1,6 +1,8 @@
 """Receiving with several ranks: one transfer is expected by each, and has one end. Rank 0's loop.
 
 1. `expect` goes to every rank, under the same transfer id; each receives the KV of its own heads.
+   The transfer is welcome when all have answered: before that its ticket must not be given away,
+   or a quick sender's first frame finds a rank that knows nothing of it.
 2. When a rank's first frame comes, it claims: the lender gives the block ids and keeps the blocks
    for that rank, until the rank has said Released, which it does once, however the transfer ends.
    Rank 0's own frames go to the sink.
@@ -9,6 +11,7 @@
 """
 
 import asyncio
+import concurrent.futures
 from collections.abc import Sequence
 
 from kvfabric.errors import DeadlineExceeded, FabricClosed, FabricError, PeerLost, TransferAborted
@@ -19,6 +22,7 @@ from kvfabric.ranks.messages import (
     Blocks,
     Claim,
     Expect,
+    Expecting,
     Forget,
     GiveUp,
     Lost,
@@ -49,9 +53,23 @@ class RankedTransfer:
         self.verified: dict[int, int] = {}
         """Tokens that a rank which lost it has verified."""
         self.failure: FabricError | None = None
+        self.welcome: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done when every rank expects it, or it is over."""
+        self.unanswered: set[int] = set()
+        """Ranks that have not said that they expect it."""
         self.deadline: asyncio.TimerHandle | None = None
         """For those who were told to give up."""
         self._owner = owner
+
+    def answered(self, rank: int) -> None:
+        self.unanswered.discard(rank)
+        if not self.unanswered:
+            self.over()
+
+    def over(self) -> None:
+        """There is nothing to wait for (any more)."""
+        if not self.welcome.done():
+            self.welcome.set_result(None)
 
     def has_heard(self, rank: int) -> bool:
         return rank in self.received or rank in self.verified
@@ -83,12 +101,14 @@ class RankedTransfers:
     def num_claims_under_way(self) -> int:
         return len(self._lending)
 
-    def expect(self, ticket: Ticket, shape: KVShape, sink: FrameSink, lender: BlockLender) -> None:
-        transfer = RankedTransfer(self, ticket, sink, lender)
+    def expect(self, transfer: RankedTransfer, shape: KVShape) -> None:
+        ticket = transfer.ticket
         self._by_id[ticket.transfer_id] = transfer
+        transfer.unanswered = {member.rank for member in self._members}
         if any(member.is_gone for member in self._members):
             loop = asyncio.get_running_loop()
             transfer.deadline = loop.call_later(GONE_SECONDS, self._on_silence, transfer)
+            transfer.over()
             return
         for member in self._members:
             member.tell(Expect(ticket))
@@ -97,6 +117,7 @@ class RankedTransfers:
     def forget(self, transfer_id: TransferId) -> None:
         self._node.forget(transfer_id)
         if (transfer := self._by_id.pop(transfer_id, None)) is not None:
+            transfer.over()
             if transfer.deadline is not None:
                 transfer.deadline.cancel()
             for member in self._members:
@@ -109,10 +130,12 @@ class RankedTransfers:
         else:
             self._node.give_up(transfer_id)
 
-    def hear(self, member: Member, message: Claim | Received | Lost | Released) -> None:
+    def hear(self, member: Member, message: Expecting | Claim | Received | Lost | Released) -> None:
         """From a rank; of a transfer that may be forgotten here."""
         transfer = self._by_id.get(message.transfer_id)
         match message:
+            case Expecting() if transfer is not None:
+                transfer.answered(member.rank)
             case Claim(transfer_id):
                 if transfer is None:
                     member.tell(NoBlocks(transfer_id, "the transfer is over"))
@@ -200,6 +223,7 @@ class RankedTransfers:
             transfer.deadline.cancel()
         if self._by_id.pop(transfer.ticket.transfer_id, None) is None:
             return
+        transfer.over()
         if transfer.failure is None:
             transfer.sink.committed(transfer.commit, _added_up(list(transfer.received.values())))
         else:

@@ -171,6 +171,9 @@ class Relay:
         self.handoff, self.verdicts = decode.handoff()
 
     def ship(self, ticket: Ticket) -> Shipment:
+        """As soon as the ticket may be given away."""
+        assert self.handoff.welcome is not None
+        self.handoff.welcome.result(SECONDS)
         source = LeaseSource(self.prefill.copier, self.granted, ticket.codecs)
         return self.prefill.fabric.ship(ticket, KVShape(*self.prefill.kv_shape), source, source)
 
