@@ -204,8 +204,10 @@ class Drive:
         has_first_token &= not any(one.request.output_token_ids for one in samples)
         token_id = 9 if has_first_token else None
         others = {one.request.sample: 9 for one in samples[1:]} if has_first_token else {}
-        if seq.status is Status.AWAITING_KV and seq.awaits_transfer and not seq.num_promised_blocks:
-            self._write(seq, seq.num_computed_tokens, seq.num_prompt_tokens)
+        for leader in samples[:1]:  # whichever sample it is called by, as the scheduler does
+            is_waiting = leader.status is Status.AWAITING_KV and leader.awaits_transfer
+            if is_waiting and not leader.num_promised_blocks:
+                self._write(leader, leader.num_computed_tokens, leader.num_prompt_tokens)
         attached = self.scheduler.attach(seq.request_id, token_id, others)
         self._copy_blocks()
         for one in samples if attached is not None else ():
