@@ -132,6 +132,7 @@ async def test_a_killed_prefill_worker_is_told(relay: Cluster, client: httpx.Asy
         response = await asked
         assert response.status_code == 200
         told = await explained(client, response.headers[HEADER])
+        ledger = (await client.get("/v1/ledger")).json()
     finally:
         await restore(relay, victim)
     legs = [leg for attempt in told["prompts"][0]["attempts"] for leg in attempt["prefills"]]
@@ -146,6 +147,9 @@ async def test_a_killed_prefill_worker_is_told(relay: Cluster, client: httpx.Asy
     total = sum(told["parts_ms"].values()) + told["residual_ms"]
     assert total == pytest.approx(told["total_ms"], abs=1e-6)
     assert told["parts_ms"]["retry"] > 0
+    problems = {books["worker"]: books["problem"] for books in ledger["workers"]}
+    assert problems.pop(victim.name) == "unavailable"
+    assert set(problems.values()) == {None}
 
 
 async def restore(relay: Cluster, victim: WorkerProcess) -> None:
@@ -199,17 +203,3 @@ async def test_blocks_are_the_request_s_while_it_runs(
     told = (await client.get("/v1/ledger")).json()
     owners = [entry["owner"] for books in told["workers"] for entry in books["entries"]]
     assert set(owners) == {None}
-
-
-async def test_a_dead_worker_is_named_in_the_ledger(
-    relay: Cluster, client: httpx.AsyncClient
-) -> None:
-    victim = of_role(relay, "prefill")[0]
-    victim.kill()
-    try:
-        told = (await client.get("/v1/ledger")).json()
-        problems = {books["worker"]: books["problem"] for books in told["workers"]}
-        assert problems.pop(victim.name) == "unavailable"
-        assert set(problems.values()) == {None}
-    finally:
-        await restore(relay, victim)
