@@ -2,98 +2,23 @@
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import pytest
 
-from protos import serving_pb2 as pb
-from router.workers import Worker
 from tests.router.chrome_trace import check_trace
 from tests.router.conftest import RunningRouter, StartRouter
 from tests.router.fake_workers import (
-    FakeCluster,
-    FakeDecode,
-    FakePrefill,
     GenerateCall,
-    PrefillCall,
     fake_cluster,
     until,
 )
+from tests.router.test_full_queues import fill
+from tests.router.timed_relay import AHEAD_NS, MS, hosts_apart, relay_timed
 
 HEADER = "x-baton-request-id"
-MS = 1_000_000
-AHEAD_NS = 3_600_000_000_000  # clocks of other hosts have other origins
-
-
-@asynccontextmanager
-async def hosts_apart(
-    answer: Sequence[int], start_router: StartRouter, num_prefills: int
-) -> AsyncIterator[tuple[FakeCluster, RunningRouter]]:
-    """Each kind of worker has a clock of its own."""
-    async with fake_cluster(answer, num_prefills=num_prefills) as cluster:
-        for prefill in cluster.prefills:
-            prefill.clock_offset_ns = AHEAD_NS
-        cluster.decodes[0].clock_offset_ns = -AHEAD_NS
-        async with start_router(cluster) as router:
-            workers = router.router.workers
-            everyone = (*workers.prefills, *workers.decodes)
-            await until(lambda: all(map(knows_clock, everyone)), timeout_s=20)
-            yield cluster, router
-
-
-def knows_clock(worker: Worker) -> bool:
-    """Well enough; the first status of all waits for a connection."""
-    reading = worker.clock.at(time.monotonic_ns())
-    return worker.is_ready and reading is not None and reading.error_ns < 2 * MS
-
-
-def relay_timed(cluster: FakeCluster) -> None:
-    """The next request's workers tell times: 2 ms of queue and 8 of building on prefill, 5 of
-    shipping; decode attaches 6 ms after the build."""
-    prefill, decode = cluster.prefills[0], cluster.decodes[0]
-    built = asyncio.get_running_loop().create_future()
-    prefill.scripts.append(lambda call: ship_timed(prefill, call, built))
-    decode.scripts.append(lambda call: attach_timed(decode, call, built))
-
-
-async def ship_timed(prefill: FakePrefill, call: PrefillCall, built: asyncio.Future[int]) -> None:
-    await asyncio.sleep(0.02)
-    now = prefill.now_ns() - MS
-    built.set_result(now - AHEAD_NS)
-    timings = pb.Timings(
-        queue_ns=2 * MS, queue=span(now - 10 * MS, now - 8 * MS),
-        build_ns=8 * MS, build=span(now - 8 * MS, now),
-        chunks=[pb.Chunk(num_computed_tokens=2, begin_ns=now - 8 * MS, end_ns=now)],
-    )  # fmt: skip
-    first = pb.FirstToken(token_id=call.relay.answer[0], timings=timings)
-    await call.context.write(pb.PrefillEvent(first_token=first))
-    timings.ship_ns, timings.kv_nbytes, timings.kv_frames = 5 * MS, 4096, 3
-    timings.ship.CopyFrom(span(now - 2 * MS, now + 3 * MS))
-    timings.codec, timings.offers = "raw", 1
-    timings.transports.append("posix")
-    await call.context.write(pb.PrefillEvent(shipped=pb.Shipped(timings=timings)))
-
-
-async def attach_timed(decode: FakeDecode, call: GenerateCall, built: asyncio.Future[int]) -> None:
-    await call.reserve()
-    at = await built - AHEAD_NS
-    timings = pb.Timings(
-        queue_ns=MS, queue=span(at - 30 * MS, at - 29 * MS),
-        install_ns=4 * MS, install=span(at - MS, at + 4 * MS),
-        attach_ns=2 * MS, attach=span(at + 4 * MS, at + 6 * MS), kv_nbytes=4096, kv_frames=3,
-    )  # fmt: skip
-    await asyncio.sleep(0.02)
-    tokens = pb.Tokens(token_ids=call.relay.answer[:1], timings=timings)
-    await call.context.write(pb.GenerateEvent(tokens=tokens))
-    await call.say_rest(1)
-
-
-def span(begin_ns: int, end_ns: int) -> pb.Span:
-    return pb.Span(begin_ns=begin_ns, end_ns=end_ns)
 
 
 async def explanation(router: RunningRouter, request_id: str) -> dict[str, Any]:
@@ -197,6 +122,34 @@ async def test_a_failed_worker_is_told(start_router: StartRouter, answer: Sequen
     assert (done["worker"], done["outcome"]) == ("prefill-1", "done")
     assert [one["why"] for one in done["candidates"]] == ["taken", "failed_this_prompt"]
     assert told["pair"] == {"decode": "decode-0", "prefill": "prefill-1"}
+
+
+@pytest.mark.parametrize("max_tokens", [50, 1])
+async def test_a_wait_in_the_line_is_told(
+    start_router: StartRouter, answer: Sequence[int], max_tokens: int
+) -> None:
+    """Also where a prefill worker alone serves the prompt."""
+    async with fake_cluster(answer) as cluster, start_router(cluster) as router:
+        (prefill,) = cluster.prefills
+        fill(prefill, 1)
+        await until(lambda: not router.router.workers.prefills[0].has_queue_room)
+        asked = asyncio.create_task(router.complete(max_tokens=max_tokens))
+        await until(lambda: len(prefill.requests) == 1)
+        await asyncio.sleep(0.1)
+        prefill.status.queue_ms = 0
+        told = await explanation(router, (await asked).headers[HEADER])
+    add_up(told)
+    (prompt,) = told["prompts"]
+    refused, served = prompt["attempts"]
+    assert (refused["outcome"], served["outcome"]) == ("queue_full", "done")
+    assert refused["prefills"][0]["outcome"] == "queue_full"
+    assert "2.5 s" in refused["prefills"][0]["detail"]
+    (wait,) = prompt["waits"]
+    assert told["parts_ms"]["line"] == pytest.approx(wait["end_ms"] - wait["begin_ms"])
+    assert told["parts_ms"]["line"] > 50
+    assert router.metric("baton_request_stage_seconds_count", stage="line") == 1
+    prefill_alone = max_tokens == 1
+    assert (told["pair"]["decode"] is None) == prefill_alone
 
 
 async def test_a_running_and_a_failed_request(
