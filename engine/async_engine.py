@@ -3,8 +3,8 @@
 Knows asyncio, not gRPC. Life of a request:
 
 1. `AsyncEngine.open(request, mailbox.put)` submits it; the `with` block is its lease.
-2. Each step the engine thread hands all its events over in one `call_soon_threadsafe`; the loop
-   puts each into the mailbox of its request.
+2. Each step the engine thread hands all its events over in one `call_soon_threadsafe` (and those
+   of a prompt's last layers, as they come); the loop puts each into the mailbox of its request.
 3. Leaving the block aborts whatever is left; no event follows.
 """
 

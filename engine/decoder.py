@@ -22,6 +22,7 @@ from engine.cuda.flashinfer_library import unsupported as unsupported_by_flashin
 from engine.cuda.load import open_flashinfer, with_graphs
 from engine.engine_config import EngineConfig
 from engine.kv_cache import KVCache
+from engine.layer_groups import LayerGroups
 from engine.model import Model, ModelOutput
 from engine.sampler import Sampler
 from engine.tp.collectives import Collectives
@@ -48,8 +49,11 @@ class Decoder(Protocol):
     def prepare(self, kv: KVCache) -> None:
         """Once, before the first `forward` over this cache; what is in it does not change."""
 
-    def forward(self, batch: BatchInput, kv: KVCache) -> ModelOutput:
-        """Writes K and V of the batch's tokens into `kv`."""
+    def forward(
+        self, batch: BatchInput, kv: KVCache, groups: LayerGroups | None = None
+    ) -> ModelOutput:
+        """Writes K and V of the batch's tokens into `kv`. `groups` of layers are told of as they
+        are done, but by a replayed step."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

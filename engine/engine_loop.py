@@ -5,8 +5,9 @@ It alone touches the scheduler, the pool and the runner; the public methods only
 1. Take the commands that have come. An idle loop blocks here, for half a second at most: turns
    are the engine's heartbeat. Idle, it proves that no block has leaked.
 2. Schedule; tell at once who lost or found room or a cached prefix: neither waits for a step.
-3. Run the step; tell what it computed. So `on_events` is called at most twice a turn, never with
-   nothing, on this thread. How long it took from 2 to here teaches the scheduler's cost model.
+3. Run the step; tell what it computed, and of a prompt's last chunk also the groups of layers, as
+   they are done (engine/layer_groups.py). `on_events` is called on this thread, and never with
+   nothing. How long it took from 2 to here teaches the scheduler's cost model.
 
 A step that fails for want of device memory fails its own requests. Any other exception is fatal:
 it is kept in `failure`, every request is told `RequestFailed`, what comes later is refused with
@@ -44,7 +45,12 @@ from engine.scheduled_batch import ScheduledBatch, StepOutput, stuck_grammars, t
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats, StepCounters
-from engine.step_events import events_after_step, events_before_step
+from engine.step_events import (
+    events_after_step,
+    events_before_step,
+    events_of_layers,
+    last_chunks,
+)
 from engine.step_meter import StepMeter
 from engine.thread_priority import lower_priority
 
@@ -217,7 +223,7 @@ class EngineLoop:
         for seq in batch.seqs:
             seq.first_scheduled_ns = seq.first_scheduled_ns or now_ns
         try:
-            output = self._runner.run(batch.seqs)
+            output = self._runner.run(batch.seqs, self._layer_events(batch))
         except OutOfDeviceMemory as error:
             logger.exception("a step of %d sequences failed", len(batch.seqs))
             self._meter.drop()
@@ -230,6 +236,12 @@ class EngineLoop:
         self._counters.count(computed)
         self._events += events_after_step(computed, output, now_ns, time.monotonic_ns())
         self._meter.end(work, is_waited_for=bool(output.token_ids or output.prompt_logprobs))
+
+    def _layer_events(self, batch: ScheduledBatch) -> Callable[[int], None] | None:
+        """Tells of layers in mid-step, if there is whom to."""
+        if ends := last_chunks(batch):
+            return lambda num_layers: self.on_events(events_of_layers(ends, num_layers))
+        return None
 
     def _tell(self) -> None:
         """Publishes the stats first: who hears an event finds them as new as the event."""

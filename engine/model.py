@@ -21,6 +21,7 @@ from engine.attention import Attention, AttentionFactory, GatherAttention
 from engine.batch import BatchInput
 from engine.config import ModelConfig
 from engine.kv_cache import KVCache
+from engine.layer_groups import LayerGroups
 from engine.linear import Linear
 from engine.rope import rope_inv_freq
 from engine.sampler import Sampler, TorchSampler
@@ -63,10 +64,14 @@ class Model:
         self._inv_freq = inv_freq.to(weights.embedding.device)  # [head_dim / 2] float32
 
     def forward(
-        self, batch: BatchInput, kv: KVCache, attention: AttentionFactory | None = None
+        self,
+        batch: BatchInput,
+        kv: KVCache,
+        groups: LayerGroups | None = None,
+        attention: AttentionFactory | None = None,
     ) -> ModelOutput:
         """Writes K and V of the batch's tokens into `kv`. `attention`: another for this step."""
-        hidden = self._hidden(batch, kv, (attention or self._attention)(batch, kv))
+        hidden = self._hidden(batch, kv, (attention or self._attention)(batch, kv), groups)
         return ModelOutput(self.logits(hidden[batch.logits_indices]), hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -74,7 +79,9 @@ class Model:
         part = self._weights.lm_head(self._norm(hidden, self._weights.norm))
         return self._collectives.gather_columns(part, self.config.vocab_size).float()
 
-    def _hidden(self, batch: BatchInput, kv: KVCache, attention: Attention) -> Tensor:
+    def _hidden(
+        self, batch: BatchInput, kv: KVCache, attention: Attention, groups: LayerGroups | None
+    ) -> Tensor:
         """What the last layer makes of each token, [T, hidden]."""
         hidden = F.embedding(batch.input_ids, self._weights.embedding)  # [T, hidden]
         cos, sin = self._rotation(batch.positions, hidden.dtype)
@@ -85,6 +92,8 @@ class Model:
             hidden = hidden + self._collectives.sum(self._attend(attention, index, layer, q))
             normed = self._norm(hidden, layer.post_attention_norm)
             hidden = hidden + self._collectives.sum(_mlp(layer, normed))
+            if groups is not None and index + 1 in groups.ends:
+                groups.tell(index + 1)
         return hidden
 
     def prepare(self, kv: KVCache) -> None:

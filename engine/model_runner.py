@@ -10,6 +10,7 @@
    of it then is true of their KV too.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from engine.grammars import Grammars, MaskFill
 from engine.kv_cache import KVCache
 from engine.kv_copier import KVCopier
 from engine.kv_lease import KVLease
+from engine.layer_groups import LayerGroups, group_ends
 from engine.logit_rules import Words
 from engine.logprobs import StepLogprobs
 from engine.prompt_logprobs import PromptLogprobsRows
@@ -42,8 +44,11 @@ class Runner(Protocol):
     def start(self) -> None:
         """First call on the engine thread."""
 
-    def run(self, seqs: list[Sequence]) -> StepOutput:
-        """Computes the scheduled tokens; a token for each that samples, in order. Raises
+    def run(
+        self, seqs: list[Sequence], on_layers: Callable[[int], None] | None = None
+    ) -> StepOutput:
+        """Computes the scheduled tokens; a token for each that samples, in order. `on_layers` may
+        be told on the way that their KV of the first so many layers may be copied. Raises
         OutOfDeviceMemory; any other exception means that the device or the code is broken."""
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
@@ -79,9 +84,11 @@ class ModelRunner:
         if self._on_cuda:
             torch.cuda.set_device(self._device)
 
-    def run(self, seqs: list[Sequence]) -> StepOutput:
+    def run(
+        self, seqs: list[Sequence], on_layers: Callable[[int], None] | None = None
+    ) -> StepOutput:
         try:
-            output = self._run(seqs)
+            output = self._run(seqs, self._groups(seqs, on_layers))
             self._ranks.check()
             return output
         except Exception as error:
@@ -90,7 +97,7 @@ class ModelRunner:
             raise self._ranks.explain(error) from error  # ranks are out of step: the end
 
     @torch.inference_mode()
-    def _run(self, seqs: list[Sequence]) -> StepOutput:
+    def _run(self, seqs: list[Sequence], groups: LayerGroups | None) -> StepOutput:
         drawn = sampling(seqs)
         masks = self._begin_masks(drawn)
         packed_batch = PackedBatch.of(
@@ -98,7 +105,7 @@ class ModelRunner:
         )
         self._ranks.forward(packed_batch)
         batch = packed_batch.to(self._device)
-        logits, hidden = self._model.forward(batch, self._kv_cache)
+        logits, hidden = self._model.forward(batch, self._kv_cache, groups)
         self._copier.record_compute()
         told = PromptLogprobsRows(seqs)
         if not drawn and not told.num_rows:
@@ -120,6 +127,19 @@ class ModelRunner:
         own, prompts = read[:num_own], read[num_own:]
         token_ids = own[: len(rows)].tolist()  # host memory
         return StepOutput(token_ids, logprobs.unpack(own), told.unpack(prompts))
+
+    def _groups(
+        self, seqs: list[Sequence], on_layers: Callable[[int], None] | None
+    ) -> LayerGroups | None:
+        if on_layers is None or self._ranks.are_there:  # theirs would have to be known of too
+            return None
+
+        def tell(num_layers: int) -> None:
+            self._copier.record_compute()  # copies asked for from now on wait for these layers
+            on_layers(num_layers)
+
+        num_tokens = sum(seq.num_scheduled_tokens for seq in seqs)
+        return LayerGroups(group_ends(self._kv_cache.data.shape[0], num_tokens), tell)
 
     def _prompt_logits(self, hidden: Tensor, batch: BatchInput, rows: slice) -> Tensor:
         self._ranks.prompt_logits(rows)

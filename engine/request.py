@@ -222,6 +222,18 @@ class ChunkComputed:
 
 
 @dataclass(frozen=True, slots=True)
+class LayersComputed:
+    """In the midst of the step that computes the last chunk of a `Leg.PREFILL` request: KV of all
+    prompt positions and of layers [0, num_layers) may be copied. ChunkComputed follows, or
+    RequestFailed."""
+
+    request_id: RequestId
+    num_computed_tokens: int
+    """As ChunkComputed will tell."""
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokensOut:
     """Output tokens of a sample, contiguous from `first_index`; its last ones if `finish_reason` is
     set, and the request's last event if all other samples have ended (blocks of a `Leg.PREFILL`
@@ -267,6 +279,7 @@ EngineEvent = (
     Reserved
     | ReservationLost
     | PrefixHit
+    | LayersComputed
     | ChunkComputed
     | PromptLogprobs
     | TokensOut

@@ -6,6 +6,7 @@ from engine.request import (
     ChunkComputed,
     EngineEvent,
     FirstToken,
+    LayersComputed,
     PrefixHit,
     ReservationLost,
     Reserved,
@@ -31,6 +32,21 @@ def events_before_step(batch: ScheduledBatch, now_ns: int) -> list[EngineEvent]:
             if not seq.was_preempted
         ),
     ]
+
+
+def last_chunks(batch: ScheduledBatch) -> list[Sequence]:
+    """Those whose KV is copied, and whose prompt this step completes."""
+    return [
+        seq
+        for seq in batch.seqs
+        if seq.is_prefill_leg
+        and seq.lease is not None
+        and seq.num_computed_tokens + seq.num_scheduled_tokens == seq.num_prompt_tokens
+    ]
+
+
+def events_of_layers(ends: Iterable[Sequence], num_layers: int) -> list[EngineEvent]:
+    return [LayersComputed(seq.request_id, seq.num_prompt_tokens, num_layers) for seq in ends]
 
 
 def events_after_step(

@@ -1,6 +1,7 @@
 """Outgoing: what one process sends of a transfer to one process.
 
-1. `extend` says how far the KV is computed; frames of whole receiver blocks become ready.
+1. `extend` says how far the KV is computed; frames of whole receiver blocks become ready, and at
+   the end frames of some layers.
 2. The link to the peer takes frames in turn with those of other transfers: `pop`, `fill`, `posted`.
 3. `commit` lets COMMIT follow the last frame. `done` resolves when the last slot is free again.
 4. `cancel`, or the first failure, drops what has not been packed; frames under way run to their
@@ -62,7 +63,8 @@ class Outgoing(Shipment):
         self._source = source
         self._max_nbytes = max_nbytes
         self._checksummer = checksummer
-        self._planned_tokens = ticket.first_token
+        self._planned_tokens = ticket.first_token  # all layers of those below
+        self._planned_layers = 0  # of all tokens behind them
         self._ready: deque[FrameRange] = deque()
         self._commit: bytes | None = None
         self._commit_popped = False
@@ -76,8 +78,8 @@ class Outgoing(Shipment):
 
     # From any thread.
 
-    def extend(self, num_tokens: int) -> None:
-        self._call(self._extend, num_tokens)
+    def extend(self, num_tokens: int, num_layers: int | None = None) -> None:
+        self._call(self._extend, num_tokens, num_layers)
 
     def commit(self, payload: bytes) -> None:
         assert len(payload) <= self._max_nbytes
@@ -205,14 +207,16 @@ class Outgoing(Shipment):
             and self.error is None
         )
 
-    def _extend(self, num_tokens: int) -> None:
+    def _extend(self, num_tokens: int, num_layers: int | None) -> None:
         if self.error is not None or self.finished:
             return
-        ticket = self.ticket
+        ticket, end_layer = self.ticket, num_layers or self._shape.num_layers
         assert num_tokens <= ticket.num_tokens
         if num_tokens < ticket.num_tokens:  # all but the tail leave as whole receiver blocks
+            assert end_layer == self._shape.num_layers, "layers are told of with all tokens"
+            assert not self._planned_layers, "all tokens were told of before"
             num_tokens -= num_tokens % ticket.block_size
-        if num_tokens <= self._planned_tokens:
+        if num_tokens <= self._planned_tokens or end_layer <= self._planned_layers:
             return
         self._ready.extend(
             plan_frames(
@@ -221,9 +225,13 @@ class Outgoing(Shipment):
                 shape=self._shape,
                 block_size=ticket.block_size,
                 max_nbytes=self._max_nbytes,
+                layers=range(self._planned_layers, end_layer),
             )
         )
-        self._planned_tokens = num_tokens
+        if end_layer == self._shape.num_layers:
+            self._planned_tokens, self._planned_layers = num_tokens, 0
+        else:
+            self._planned_layers = end_layer
         self.on_change()
 
     def _set_commit(self, payload: bytes) -> None:

@@ -22,8 +22,9 @@ class Shipment(ABC):
         self.done.set_running_or_notify_cancel()  # cancelling it is no way to cancel a transfer
 
     @abstractmethod
-    def extend(self, num_tokens: int) -> None:
-        """KV of the ticket's tokens below `num_tokens` is computed."""
+    def extend(self, num_tokens: int, num_layers: int | None = None) -> None:
+        """KV of the ticket's tokens below `num_tokens` is computed; if `num_layers` is given, which
+        it may be with all tokens, only of so many layers, the first ones."""
 
     @abstractmethod
     def commit(self, payload: bytes) -> None:
@@ -46,9 +47,9 @@ class Shipments(Shipment):
         for part in parts:
             part.done.add_done_callback(self._part_is_done)
 
-    def extend(self, num_tokens: int) -> None:
+    def extend(self, num_tokens: int, num_layers: int | None = None) -> None:
         for part in self._parts:
-            part.extend(num_tokens)
+            part.extend(num_tokens, num_layers)
 
     def commit(self, payload: bytes) -> None:
         for part in self._parts:

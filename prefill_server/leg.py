@@ -2,8 +2,9 @@
 
 1. The request goes to the engine's queue, or is refused there if it would wait too long. Once it is
    in, shipping starts, so that connecting overlaps computing.
-2. A cached prefix, then each computed chunk, extends what may leave; the fabric packs it from the
-   engine's blocks. What decode has cached itself is not in the ticket.
+2. A cached prefix, then each computed chunk, extends what may leave; of the last one each group of
+   layers, while later ones are computed. The fabric packs it from the engine's blocks. What decode
+   has cached itself is not in the ticket.
 3. Token 0 of each sample goes to the router as soon as it is sampled, and into the COMMIT frame.
    If they end all samples there is nothing left to decode: the transfer is dropped.
 4. When the last slot is free again `Shipped` tells the timings, and the leg holds nothing.
@@ -26,6 +27,7 @@ from engine.request import (
     EngineEvent,
     EngineRequest,
     FinishReason,
+    LayersComputed,
     PrefixHit,
     PromptLogprobs,
     RequestFailed,
@@ -121,11 +123,15 @@ class PrefillLeg:
     async def run(self, write: Callable[[pb.PrefillEvent], Awaitable[None]]) -> None:
         """Writes the events of the call. Raises EngineError (QueueFull before anything was begun)
         or FabricError."""
+        name = self._request.request_id
         with self._engine.open(self._request, self._mailbox.put) as queued:
+            # Asked for before the first step begins, which may be the last: no command is heard
+            # in the midst of one.
+            lease = None if self._ticket is None else self._engine.engine.lease(name)
             await asyncio.wrap_future(queued)
             try:
-                if self._ticket is not None:
-                    self._outgoing = self._ship(self._ticket)
+                if self._ticket is not None and lease is not None:
+                    self._outgoing = self._ship(self._ticket, lease)
                 while not self._is_over:
                     item = await self._mailbox.next(HEARTBEAT_S)
                     for event in self._react(item):
@@ -141,6 +147,10 @@ class PrefillLeg:
                 return self._heartbeat()
             case PrefixHit():
                 self._on_prefix_hit(item)
+                return []
+            case LayersComputed():
+                if self._outgoing is not None:
+                    self._outgoing.extend(item.num_computed_tokens, item.num_layers)
                 return []
             case ChunkComputed():
                 self._on_chunk(item)
@@ -228,9 +238,8 @@ class PrefillLeg:
         self._metrics.observe_shipped(outcome)
         self._is_over = True
 
-    def _ship(self, ticket: Ticket) -> Shipment:
+    def _ship(self, ticket: Ticket, lease: Future[KVLease]) -> Shipment:
         engine = self._engine.engine
-        lease = engine.lease(self._request.request_id)
         source = LeaseSource(engine.copier, lease, ticket.codecs)
         ticket = replace(ticket, owner=self._request.request_id)
         outgoing = self._fabric.ship(ticket, KVShape(*engine.kv_shape), source, source)

@@ -31,17 +31,24 @@ def forward(
     cache: Cache,
     scratch: Scratch,
     rows: Ints,
+    first_layer: int,
+    end_layer: int,
+    has_head: bool,
 ) -> None:
-    """Writes the KV of the batch, scratch.hidden and scratch.logits. `rows`: 0 ... T - 1."""
-    embed(counters, 0, shape, step.input_ids, weights.embedding, scratch.hidden)
-    for layer in range(shape.num_layers):
+    """Writes the KV of the batch, scratch.hidden and, at the end, scratch.logits. `rows`:
+    0 ... T - 1. A pass may come in several calls, of one range of layers after the other; only the
+    last, whose range may be empty, has the head."""
+    if first_layer == 0:
+        embed(counters, 0, shape, step.input_ids, weights.embedding, scratch.hidden)
+    for layer in range(first_layer, end_layer):
         first_region = 1 + layer * REGIONS_PER_LAYER
         _layer(counters, first_region, thread, shape, weights, step, cache, scratch, rows, layer)
-    region = 1 + shape.num_layers * REGIONS_PER_LAYER
-    _head(
-        counters, region, thread, shape, weights, step.logits_rows, scratch.hidden, scratch.tiles,
-        scratch.logits, scratch.floats,
-    )  # fmt: skip
+    if has_head:
+        region = 1 + shape.num_layers * REGIONS_PER_LAYER
+        _head(
+            counters, region, thread, shape, weights, step.logits_rows, scratch.hidden,
+            scratch.tiles, scratch.logits, scratch.floats,
+        )  # fmt: skip
 
 
 @kernel

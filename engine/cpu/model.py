@@ -10,6 +10,7 @@ arithmetic does not depend on the tokens beside it.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from engine.cpu.simd import LANES
 from engine.cpu.sync import COUNTERS_PER_REGION
 from engine.cpu.team import Team
 from engine.kv_cache import KVCache
+from engine.layer_groups import LayerGroups
 from engine.model import ModelOutput
 from engine.rope import rope_inv_freq
 from engine.sampler import Sampler
@@ -116,9 +118,11 @@ class PanelModel:
         )
         return cls(config, reader.dtype, weights, reader.digest(), team)
 
-    def forward(self, batch: BatchInput, kv: KVCache) -> ModelOutput:
+    def forward(
+        self, batch: BatchInput, kv: KVCache, groups: LayerGroups | None = None
+    ) -> ModelOutput:
         """Writes K and V of the batch's tokens into `kv`."""
-        return self._compute(batch, kv, self._team.run)
+        return self._compute(batch, kv, self._team.run, groups)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden], rows of what the last `forward` gave → [n, vocab] float32."""
@@ -131,7 +135,9 @@ class PanelModel:
     def close(self) -> None:
         self._team.close()
 
-    def _compute(self, batch: BatchInput, kv: KVCache, run: _Run) -> ModelOutput:
+    def _compute(
+        self, batch: BatchInput, kv: KVCache, run: _Run, groups: LayerGroups | None = None
+    ) -> ModelOutput:
         step = plan_step(batch, self._shape, self._inv_freq)
         self._check(step, kv)
         elements = as_elements(kv.data).reshape(-1)
@@ -142,11 +148,21 @@ class PanelModel:
             block_size=kv.block_size,
         )
         scratch = self._scratch.of(step)
-        counters = np.zeros(
-            num_regions(self._shape.num_layers) * COUNTERS_PER_REGION, dtype=np.int64
-        )
         rows = self._scratch.rows(len(step.slots))
-        run(partial(_run, counters, self._shape, self._weights, step, cache, scratch, rows))
+        regions = num_regions(self._shape.num_layers) * COUNTERS_PER_REGION
+        arguments = (self._shape, self._weights, step, cache, scratch, rows)
+
+        def compute(first: int, end: int, has_head: bool) -> None:
+            counters = np.zeros(regions, dtype=np.int64)
+            run(partial(_run, counters, *arguments, first, end, has_head))
+
+        first = 0
+        if groups is not None:
+            for first, end in pairwise((0, *groups.ends)):
+                compute(first, end, False)
+                groups.tell(end)
+            first = groups.ends[-1]
+        compute(first, self._shape.num_layers, True)
         hidden = torch.from_numpy(scratch.hidden)[: len(rows) * self._shape.hidden]
         return ModelOutput(
             torch.from_numpy(scratch.logits)[: len(step.logits_rows) * self._shape.vocab].view(
@@ -196,9 +212,15 @@ def _run(
     cache: Cache,
     scratch: Scratch,
     rows: Ints,
+    first_layer: int,
+    end_layer: int,
+    has_head: bool,
     thread: int,
 ) -> None:
-    forward(counters, thread, shape, weights, step, cache, scratch, rows)
+    forward(
+        counters, thread, shape, weights, step, cache, scratch, rows, first_layer, end_layer,
+        has_head,
+    )  # fmt: skip
 
 
 def _run_head(

@@ -25,6 +25,7 @@ from engine.config import ModelError
 from engine.cuda.capture import Capture, Work
 from engine.cuda.shapes import Shape, find
 from engine.kv_cache import KVCache
+from engine.layer_groups import LayerGroups
 from engine.model import Model, ModelOutput
 
 logger = logging.getLogger(__name__)
@@ -88,11 +89,13 @@ class GraphedModel:
             ) from error
         logger.info("captured %d steps of up to %d sequences", len(self._replays), num_seqs)
 
-    def forward(self, batch: BatchInput, kv: KVCache) -> ModelOutput:
+    def forward(
+        self, batch: BatchInput, kv: KVCache, groups: LayerGroups | None = None
+    ) -> ModelOutput:
         """Writes K and V of the batch's tokens into `kv`."""
         shape = self.shape_of(batch, kv)
         if shape is None:
-            return self.model.forward(batch, kv)
+            return self.model.forward(batch, kv, groups)
         self._load(shape, batch)
         self._replays[shape]()
         num_seqs = len(batch.seq_lens_host)
@@ -133,7 +136,7 @@ class GraphedModel:
         factory = self._attention.factory(shape)
 
         def work() -> None:
-            output = self.model.forward(batch, kv, factory)
+            output = self.model.forward(batch, kv, attention=factory)
             self._logits[: shape.num_seqs].copy_(output.logits)
             self._hidden[: shape.num_seqs].copy_(output.hidden)
 

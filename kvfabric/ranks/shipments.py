@@ -52,7 +52,8 @@ class MemberShipment(Shipment):
         """The rank has been told to ship, and has not said yet how it ended."""
         return self._block_table is not None
 
-    def extend(self, num_tokens: int) -> None:
+    def extend(self, num_tokens: int, num_layers: int | None = None) -> None:
+        assert num_layers is None, "ranks compute whole chunks"
         self._call(self._extend, num_tokens)
 
     def commit(self, payload: bytes) -> None:

@@ -48,7 +48,9 @@ class FakeRunner:
     def start(self) -> None:
         self.thread = threading.current_thread()
 
-    def run(self, seqs: list[Sequence]) -> StepOutput:
+    def run(
+        self, seqs: list[Sequence], on_layers: Callable[[int], None] | None = None
+    ) -> StepOutput:
         assert threading.current_thread() is self.thread
         self.before_step(seqs)
         token_ids = []

@@ -157,7 +157,7 @@ class Part(Shipment):
         super().__init__()
         self.told: list[object] = []
 
-    def extend(self, num_tokens: int) -> None:
+    def extend(self, num_tokens: int, num_layers: int | None = None) -> None:
         self.told.append(num_tokens)
 
     def commit(self, payload: bytes) -> None:
