@@ -71,7 +71,7 @@ class Engine(EngineLoop):
         self.kv_pool_nbytes = (kv_cache.data.nbytes, *ranks.join(digest, num_blocks))
         """Of each rank."""
         _log_start(config, dtype, device, self.kv_pool_nbytes, num_blocks)
-        self.copier = KVCopier(kv_cache)
+        self.copier = KVCopier(kv_cache, config.nice)
         pool = BlockPool(num_blocks, config.block_size)
         scheduler = Scheduler(
             pool,

@@ -30,6 +30,7 @@ from engine.errors import EngineStopped
 from engine.kv_cache import KVCache, KVRange
 from engine.kv_codec import Codec, decode, encode, measured
 from engine.kv_lease import CopyLease, KVLease
+from engine.thread_priority import lower_priority
 
 
 class Encoded(NamedTuple):
@@ -47,7 +48,9 @@ _Copy = Callable[[Sequence[int], KVRange, Tensor], None]
 class KVCopier:
     """See the module."""
 
-    def __init__(self, kv: KVCache) -> None:
+    def __init__(self, kv: KVCache, nice: int = 0) -> None:
+        """`nice` of its thread; the engine's own is right: what a burst of transfers copies then
+        shares the cores with the steps instead of going before them."""
         self._kv = kv
         self._on_cuda = kv.device.type == "cuda"
         self._stream: torch.cuda.Stream | None = None
@@ -57,7 +60,9 @@ class KVCopier:
         self._raw = torch.empty(0, dtype=torch.uint8)
         self._computed: torch.cuda.Event | None = None
         self._copied: torch.cuda.Event | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-copier")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="kv-copier", initializer=lower_priority, initargs=(nice,)
+        )
 
     def gather(
         self, lease: CopyLease, part: KVRange, out: memoryview, *, is_entered: bool = False

@@ -54,7 +54,7 @@ class Rank:
         self._kv_cache = open_pool(config, self.model_config, dtype, self._device)
         self._decoder.prepare(self._kv_cache)
         self.digest = self._decoder.digest
-        self.copier = KVCopier(self._kv_cache)
+        self.copier = KVCopier(self._kv_cache, config.nice)
         layers, _, _ = self.kv_shape
         self._swaps = RankSwaps(self.copier, layers, len(self.kv_heads), self._tell_swapped)
         self._batch: BatchInput | None = None
