@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
+from deploy.child import command
 from kvfabric.config import FabricConfig
 from kvfabric.errors import FabricError
 from kvfabric.fabric import Fabric
@@ -80,7 +81,7 @@ async def measure(fabric: Fabric) -> Outcome:
     sink = _Discard(fabric, asyncio.get_running_loop().create_future())
     fabric.expect(ticket, shape, sink)
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "deploy.self_test"),
+        *command(sys.executable, "-m", "deploy.self_test"),
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -93,9 +94,6 @@ async def measure(fabric: Fabric) -> Outcome:
         if not sink.ended.done():
             raise SelfTestFailed((await ended).decode(errors="replace").strip()[-500:])
         return await sink.ended
-    except asyncio.CancelledError:
-        child.kill()
-        raise
     finally:
         fabric.forget(ticket.transfer_id)
         child.stdin.close()
@@ -103,11 +101,17 @@ async def measure(fabric: Fabric) -> Outcome:
 
 
 async def _until_gone(child: asyncio.subprocess.Process) -> None:
+    """It ends by itself, if there is time; a worker that ends leaves no child behind."""
+    worker_ends = (task := asyncio.current_task()) is not None and task.cancelling() > 0
     try:
-        await asyncio.wait_for(child.wait(), END_S)
+        await asyncio.wait_for(child.wait(), 0 if worker_ends else END_S)
     except TimeoutError:
         child.kill()
+    except asyncio.CancelledError:
+        child.kill()
         await child.wait()
+        raise
+    await child.wait()
 
 
 class _Discard:
