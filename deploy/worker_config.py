@@ -66,7 +66,7 @@ class WorkerConfig:
     )
     token_budget: int = flag(512, help="tokens computed in one step, at most")
     tpot_slo_ms: float = flag(
-        120.0,
+        90.0,
         help="prompts are computed in such chunks that streams wait no longer than this between "
         "two tokens, as far as measured steps tell; 0: in chunks of --token-budget",
     )
