@@ -2,8 +2,10 @@
 decode, and whoever takes over goes on where the tokens so far have come."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.errors import InvalidRequest
+from engine.kv_copier import Encoded, KVCopier
 from kvfabric.errors import FabricError
 from protos import serving_pb2 as pb
 from runtime.grammar import of_regex
@@ -130,7 +133,18 @@ async def test_resumed_behind_the_end_it_only_finishes(relay: Relay) -> None:
     assert event.finished.reason == pb.FINISH_REASON_STOP
 
 
-async def test_a_prefill_leg_that_is_lost_costs_another_one(relay: Relay) -> None:
+async def test_a_prefill_leg_that_is_lost_costs_another_one(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its first frame: the others wait until it is given up."""
+    pack, packed, is_lost = KVCopier._pack, count(), threading.Event()
+
+    def held_up(self: KVCopier, *frame: object) -> Encoded:
+        if next(packed):
+            is_lost.wait(10)
+        return pack(self, *frame)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(KVCopier, "_pack", held_up)
     params = asked(FORMS[0], SAMPLING[1])
     leg = relay.decode.decode_leg(PROMPT, MAX_TOKENS, **params)
     with running_leg(leg) as (events, task):
@@ -141,6 +155,7 @@ async def test_a_prefill_leg_that_is_lost_costs_another_one(relay: Relay) -> Non
         await eventually(lambda: relay.decode.fabric.stats().received_frames >= 1)
         leg.renew(lost.transfer_id)
         second = await ticket(events, 1)
+        is_lost.set()
         await asyncio.gather(prefill, return_exceptions=True)
         assert isinstance(prefill.exception(), FabricError)
         await run_prefill(relay.prefill.prefill_leg(PROMPT, MAX_TOKENS, second, **params))
