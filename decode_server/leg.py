@@ -83,7 +83,8 @@ class DecodeLeg:
         self._num_cached_tokens = 0
         self._num_tickets = self._num_asked = 0
         self._turns_seen = -1
-        self._local_reason = ""  # why the engine computes the prompt, or the rest of it
+        self._local_reason = ""  # why the engine computes the rest of the prompt, or is to
+        self._computes_rest = False
         self._opened_ns = time.monotonic_ns()
         self._ticket_ns = self._committed_ns = self._joined_ns = 0
 
@@ -128,8 +129,7 @@ class DecodeLeg:
             case None:
                 return self._heartbeat()
             case Reserved():
-                self._on_room(item)
-                return [self._offer(self._handoff.begin(item.num_cached_tokens))]
+                return self._on_reserved(item)
             case PrefixHit():
                 self._on_prefix_hit(item)
                 return []
@@ -166,6 +166,13 @@ class DecodeLeg:
     def _note_queue(self, queue_ns: int, end_ns: int) -> None:
         self._timings.queue_ns += queue_ns
         self._timings.queue.begin_ns, self._timings.queue.end_ns = self._opened_ns, end_ns
+
+    def _on_reserved(self, room: Reserved) -> list[pb.GenerateEvent]:
+        self._on_room(room)
+        if self._computes_rest:  # told before the engine heard of it: no KV is waited for
+            return []
+        self._local_reason = ""
+        return [self._offer(self._handoff.begin(room.num_cached_tokens))]
 
     def _on_prefix_hit(self, hit: PrefixHit) -> None:
         self._on_room(hit)
@@ -217,7 +224,7 @@ class DecodeLeg:
         reason = self._local_reason or self._why_here(verdict.num_tokens)
         if not reason:
             return [self._offer(self._handoff.resume(verdict.num_tokens), replaces_lost=True)]
-        self._local_reason = reason
+        self._local_reason, self._computes_rest = reason, True
         self._handoff.ticket = None
         self._metrics.count_local_prefill(reason)
         self._engine.engine.compute_rest(self._request.request_id, verdict.num_tokens)

@@ -167,9 +167,10 @@ class Scheduler:
             seq.awaits_transfer = False
             self._queues.join(seq, seq.status)
             return None
+        # What came went into claimed blocks: into others, if its room was lost and found since.
+        installed = 0 if seq.num_promised_blocks else min(num_tokens, seq.num_tokens - 1)
         self.holdings.claim(seq)
         seq.awaits_transfer = False
-        installed = min(num_tokens, seq.num_tokens - 1)
         seq.num_computed_tokens = max(seq.num_computed_tokens, installed)
         self.holdings.name_computed(seq)
         if self.holdings.end_lease(seq):

@@ -218,9 +218,8 @@ class Drive:
     def compute_rest(self, seq: Sequence, num_tokens: int) -> None:
         """So many tokens of its prompt have come, to its leader."""
         for leader in self.scheduler.samples(seq.request_id)[:1]:
-            if leader.num_promised_blocks:
-                num_tokens = 0
-            if leader.status is Status.AWAITING_KV and leader.awaits_transfer:
+            is_claimed = not leader.num_promised_blocks
+            if leader.status is Status.AWAITING_KV and leader.awaits_transfer and is_claimed:
                 first = leader.num_computed_tokens
                 self._write(leader, first, num_tokens - first)
         self.scheduler.compute_rest(seq.request_id, num_tokens)

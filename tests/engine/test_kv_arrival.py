@@ -65,3 +65,12 @@ def test_one_that_has_no_room_yet_comes_in_as_a_local_one() -> None:
     drive.step()
     assert drive.last.reserved == []
     assert late.status is Status.RUNNING
+
+
+def test_what_came_before_its_room_was_lost_does_not_count() -> None:
+    """The service may not have heard yet that it has other blocks now."""
+    drive = Drive.build(block_size=4, token_budget=16)
+    seq = drive.submit(make_request(prompt_len=10, max_tokens=3, leg=Leg.DECODE))
+    drive.step()  # promised, and nothing has come into these blocks
+    drive.compute_rest(seq, 8)
+    assert [(c.first_position, c.num_tokens) for c in drive.step()] == [(0, 10)]
