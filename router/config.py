@@ -30,13 +30,26 @@ class RouterConfig:
     tls_key: str = flag("", metavar="FILE", help="PEM, its key, without a password")
     tls_ca: str = flag("", metavar="FILE", help="PEM, the authority that signs every process")
 
-    max_attempts: int = flag(6, help="how often a prompt may be started again after a worker fails")
+    max_attempts: int = flag(
+        6, help="attempts at a prompt in a row that fail without a new token, before it is given up"
+    )
+    retry_ratio: float = flag(
+        0.2, help="retries that each prompt allows, of whichever prompt; with the reserve beside"
+    )
+    retry_reserve_per_s: float = flag(
+        10.0,
+        help="retries a second that are allowed however few prompts come, saved for ten seconds; "
+        "beyond it a prompt that fails before its first token is refused with 503",
+    )
     request_timeout_s: float = flag(600.0, help="time for a whole request")
     inactivity_s: float = flag(
         10.0, help="a worker's stream that is silent for this long is given up"
     )
     ready_wait_s: float = flag(
         10.0, help="how long a request waits for a worker when none is ready"
+    )
+    resume_wait_s: float = flag(
+        60.0, help="the same, where the client has tokens and would lose its answer"
     )
     queue_wait_s: float = flag(
         30.0,

@@ -3,9 +3,11 @@
 1. Pick the least loaded pair; wait a bounded time for one if no worker is ready.
 2. Run an attempt (router/decode_leg.py). One token needs no handoff: a prefill leg alone.
 3. A full prefill queue is no fault: the prompt gives its promise back, waits in the router's line
-   for a bounded time, and tries again; at the end the client hears 429.
+   for a bounded time, and tries again; at the end the client hears 429. Where the client has tokens
+   it does not wait: decode computes the prompt.
 4. A failed worker is not asked again while another is left; the next attempt carries the tokens
-   delivered so far. A refused request is the client's error at once.
+   delivered so far, within the bounds of router/retry.py. A refused request is the client's error
+   at once.
 
 The deadline of the request stands over all of it. `stop` ends every prompt with an error.
 """
@@ -20,18 +22,17 @@ from router.decode_leg import run_attempt
 from router.errors import (
     LegFailed,
     NoWorkerReady,
-    Overloaded,
     QueueFull,
     Reopen,
     RequestTimedOut,
     RouterError,
     ShuttingDown,
-    WorkersFailed,
 )
 from router.leg_record import AttemptRecord
 from router.live import LivePrompts
 from router.messages import prefill_request
 from router.metrics import RouterMetrics
+from router.patience import Patience
 from router.policy import Pair, Verdict, judge_decodes, pick_pair
 from router.prefill_leg import (
     NO_PREFILL_WORKER,
@@ -41,9 +42,9 @@ from router.prefill_leg import (
     run_prefill,
 )
 from router.progress import Progress
-from router.queue_line import QueueLine
 from router.record import PromptRecord
 from router.request import TokenLogprobs, ValidPrompt
+from router.retry import Attempts
 from router.sample import Deliver
 from router.workers import DecodeWorker, PrefillWorker, Worker, WorkerSet
 from runtime.log import get_logger
@@ -58,7 +59,7 @@ class Dispatcher:
         self._workers = workers
         self._config = config
         self._metrics = metrics
-        self._line = QueueLine(workers)
+        self._patience = Patience(workers, config)
         self.live = LivePrompts(config.ledger_grace_s, time.monotonic)
         self._deadlines: set[asyncio.Timeout] = set()
         self._is_stopping = False
@@ -111,24 +112,28 @@ class Dispatcher:
                 deadline.reschedule(asyncio.get_running_loop().time())
 
     async def _run(self, progress: Progress) -> None:
-        attempts = self._config.max_attempts
+        attempts = Attempts(self._config.max_attempts)
+        self._patience.note_prompt()
         last: RouterError = Reopen("no attempt was made")
-        num_left = attempts
-        while num_left > 0:
+        while True:
+            num_tokens, failed = progress.num_tokens, frozenset(progress.failed_prefills)
             try:
                 with progress.record.attempting() as attempt:
                     await self._attempt(progress, attempt)
             except QueueFull as full:
-                await self._wait_for_room(progress, full)
+                await self._patience.for_room(progress, full, lambda: self._prefills_left(progress))
                 continue
             except (LegFailed, Reopen) as failure:
                 last = failure
-            num_left -= 1
             for sample in progress.samples:
                 sample.finish_if_full()
             if progress.is_finished:
                 return
-        raise WorkersFailed(attempts, last)
+            got_on = progress.num_tokens > num_tokens
+            if got_on:  # who failed it long ago may be well again
+                progress.failed_prefills -= failed
+            attempts.failed(got_on=got_on)
+            await self._patience.for_retry(progress, attempts, last)
 
     async def _attempt(self, progress: Progress, attempt: AttemptRecord) -> None:
         if (prefill := self._pick_for_one_token(progress)) is not None:
@@ -136,7 +141,7 @@ class Dispatcher:
             await self._run_one_token(prefill, progress)
             return
         pair = await self._pick_pair(progress)
-        attempt.picked(self._judge(pair, progress), self._local_prefill_reason(pair))
+        attempt.picked(self._judge(pair, progress), self._local_reason(pair, progress))
         try:
             # Counted from the pick on: prompts of the same moment must not all go to one worker.
             with pair.decode.in_flight(len(progress.samples)):
@@ -154,21 +159,6 @@ class Dispatcher:
         except Reopen as reopen:
             self._metrics.count_retry("decode", reopen.reason)
             raise
-
-    async def _wait_for_room(self, progress: Progress, full: QueueFull) -> None:
-        """In the line, holding nothing. Raises Overloaded when it took too long in all."""
-        clock = asyncio.get_running_loop().time
-        wait_s = self._config.queue_wait_s
-        began, began_ns = clock(), time.monotonic_ns()
-        may_try = await self._line.wait(
-            progress.full_queues,
-            lambda: self._prefills_left(progress),
-            max(0.0, wait_s - progress.waited_for_queue_s),
-        )
-        progress.waited_for_queue_s += clock() - began
-        progress.record.waited(began_ns)
-        if not may_try:
-            raise Overloaded(wait_s, full.retry_after_s)
 
     def _pick_for_one_token(self, progress: Progress) -> PrefillWorker | None:
         """Prefill samples token 0 itself: if it is the only one, nothing is handed over."""
@@ -200,7 +190,8 @@ class Dispatcher:
             prefills = self._prefills_left(progress)
             return pick_pair(fresh, prefills) or pick_pair(back, prefills)
 
-        wait_s = self._config.ready_wait_s
+        config = self._config
+        wait_s = config.resume_wait_s if progress.has_tokens else config.ready_wait_s
         pair = await self._workers.wait_for(pick, wait_s)
         if pair is None:
             raise NoWorkerReady(wait_s)
@@ -219,15 +210,19 @@ class Dispatcher:
         return judge_decodes(self._workers.decodes, prefills, pair.decode, excluded)
 
     def _prefills_left(self, progress: Progress) -> Sequence[PrefillWorker]:
-        if self._is_colocated:
+        if self._is_colocated or progress.is_for_decode_alone:
             return ()
         failed = progress.failed_prefills
         return [worker for worker in self._workers.prefills if worker.address not in failed]
 
-    def _local_prefill_reason(self, pair: Pair[DecodeWorker, PrefillWorker]) -> str | None:
+    def _local_reason(
+        self, pair: Pair[DecodeWorker, PrefillWorker], progress: Progress
+    ) -> str | None:
         if pair.prefill is not None:
             return None
         reason = "colocated" if self._is_colocated else NO_PREFILL_WORKER
+        if progress.is_for_decode_alone:
+            reason = "queue_full"
         self._metrics.local_prefills.labels(reason).inc()
         return reason
 

@@ -6,6 +6,7 @@ RouterError
 │   ├── ModelNotFound     404
 │   ├── NoWorkerReady     503  nobody there within the bounded wait
 │   ├── WorkersFailed     503  every attempt failed
+│   ├── NoRetryLeft       503  it failed, and so many do that it is not tried again
 │   ├── CompilersBusy     503  others' grammars are being compiled
 │   ├── Overloaded        429  every prefill queue was full for too long
 │   ├── ShuttingDown      503
@@ -87,6 +88,12 @@ class NoWorkerReady(_Unavailable):
 class WorkersFailed(_Unavailable):
     def __init__(self, attempts: int, last: RouterError) -> None:
         super().__init__(f"All {attempts} attempts failed; the last one: {last}.", "workers_failed")
+
+
+class NoRetryLeft(_Unavailable):
+    def __init__(self, last: RouterError) -> None:
+        text = f"Workers fail too often just now to try again; the last failure: {last}."
+        super().__init__(text, "workers_failed")
 
 
 class CompilersBusy(_Unavailable):

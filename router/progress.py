@@ -33,6 +33,8 @@ class Progress:
         self.failed_decodes: dict[str, int] = {}
         """Address → statuses it had given when it failed: asked again only if nobody else is
         left, and after it has told its status again."""
+        self.is_for_decode_alone = False
+        """No prefill worker is to take part."""
         self.full_queues = FullQueues()
         self.waited_for_queue_s = 0.0
         """In the router, because they were all full."""
@@ -70,6 +72,11 @@ class Progress:
         num_wanted = len(self.prompt.token_ids) - 1
         wants = self.prompt.sampling.num_prompt_logprobs > 0
         return wants and len(self.prompt_logprobs) < num_wanted
+
+    @property
+    def num_tokens(self) -> int:
+        """Delivered, of all samples, and told of the prompt."""
+        return sum(len(one.token_ids) for one in self.samples) + len(self.prompt_logprobs)
 
     @property
     def has_tokens(self) -> bool:

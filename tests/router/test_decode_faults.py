@@ -6,8 +6,9 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from router.errors import ApiError, BadRequest, NoWorkerReady, WorkersFailed
+from router.errors import ApiError, BadRequest, NoRetryLeft, NoWorkerReady, WorkersFailed
 from router.request import FinishReason
+from runtime.call import RETRY_AFTER_MS
 from tests.router.dispatch_bench import ANSWER, Client, StartBench, make_prompt, until_tokens
 from tests.router.fake_workers import GenerateCall, PrefillCall, until
 
@@ -167,3 +168,56 @@ async def test_stop_ends_what_runs_and_what_comes(start_bench: StartBench) -> No
                 bench.dispatcher.stop()
         with pytest.raises(ApiError, match="shutting down"):
             await bench.run()
+
+
+async def get_on(call: GenerateCall) -> None:
+    """One token more, and the end of this worker."""
+    if not call.request.local_prefill:
+        await call.relay.commit(await call.reserve())
+    await call.tokens(call.num_delivered, [ANSWER[call.num_delivered]])
+    await call.fail(STATUS.UNAVAILABLE)
+
+
+async def test_an_answer_outlives_more_workers_than_attempts(start_bench: StartBench) -> None:
+    async with start_bench(max_attempts=2) as bench:
+        bench.cluster.decodes[0].scripts.extend([get_on] * 3)
+        client = await bench.run()
+        assert client.token_ids == list(ANSWER)
+        told = [call.samples[0].output_token_ids for call in bench.cluster.decodes[0].requests]
+        assert told == [list(ANSWER[:count]) for count in range(4)]
+
+
+async def test_a_prompt_without_tokens_is_not_tried_beyond_the_budget(
+    start_bench: StartBench,
+) -> None:
+    async def die(call: GenerateCall) -> None:
+        await call.fail(STATUS.ABORTED)
+
+    async with start_bench(retry_ratio=0.0, retry_reserve_per_s=0.1) as bench:
+        bench.cluster.decodes[0].scripts.extend([die] * 2)
+        with pytest.raises(NoRetryLeft) as refusal:
+            await bench.run()
+        assert (refusal.value.status, refusal.value.headers) == (503, {"Retry-After": "1"})
+        bench.cluster.decodes[0].scripts.extend([get_on] * 3)
+        assert (await bench.run()).token_ids == list(ANSWER), "its client has tokens"
+
+
+async def test_a_full_queue_does_not_hold_up_who_has_tokens(start_bench: StartBench) -> None:
+    async def full(call: PrefillCall) -> None:
+        call.context.set_trailing_metadata(((RETRY_AFTER_MS, "2500"),))
+        await call.fail(STATUS.RESOURCE_EXHAUSTED)
+
+    async with start_bench() as bench:
+        (decode,), (prefill,) = bench.cluster.decodes, bench.cluster.prefills
+
+        async def die(call: GenerateCall) -> None:
+            await call.relay.commit(await call.reserve())
+            prefill.scripts.append(full)
+            await call.tokens(0, ANSWER[:2])
+            await call.fail(STATUS.UNAVAILABLE)
+
+        decode.scripts.append(die)
+        assert (await bench.run()).token_ids == list(ANSWER)
+        first, relayed, alone = decode.requests
+        told = [call.local_prefill_reason for call in (first, relayed, alone)]
+        assert told == ["", "", "queue_full"]

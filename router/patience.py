@@ -1,0 +1,66 @@
+"""What a prompt waits for between two attempts, and when it has waited enough.
+
+After a failure: the pause, within the bounds of router/retry.py. While all prefill queues are full:
+a place in the line (router/queue_line.py), holding nothing of anybody.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from router.config import RouterConfig
+from router.errors import NoRetryLeft, Overloaded, QueueFull, RouterError, WorkersFailed
+from router.progress import Progress
+from router.queue_line import QueueLine
+from router.retry import Attempts, RetryBudget
+from router.workers import PrefillWorker, WorkerSet
+
+
+class Patience:
+    """Of all prompts of a router."""
+
+    def __init__(self, workers: WorkerSet, config: RouterConfig) -> None:
+        self._line = QueueLine(workers)
+        self._queue_wait_s = config.queue_wait_s
+        self._budget = RetryBudget(
+            ratio=config.retry_ratio,
+            reserve_per_s=config.retry_reserve_per_s,
+            capacity=10 * config.retry_reserve_per_s,
+        )
+
+    def note_prompt(self) -> None:
+        """One has come."""
+        self._budget.note_prompt(time.monotonic())
+
+    async def for_retry(self, progress: Progress, attempts: Attempts, last: RouterError) -> None:
+        """Until another attempt may be made. Raises WorkersFailed, NoRetryLeft."""
+        if attempts.are_over:
+            raise WorkersFailed(attempts.num_in_all, last)
+        if not self._budget.take(time.monotonic()) and not progress.has_tokens:
+            raise NoRetryLeft(last)
+        await asyncio.sleep(attempts.pause_s(random.random()))
+
+    async def for_room(
+        self,
+        progress: Progress,
+        full: QueueFull,
+        candidates: Callable[[], Sequence[PrefillWorker]],
+    ) -> None:
+        """Until one of them may have room. Raises Overloaded when that took too long in all. Not
+        where the client has tokens: it would feel the wait more than others feel a prompt on
+        decode."""
+        if progress.has_tokens:
+            progress.is_for_decode_alone = True
+            return
+        clock = asyncio.get_running_loop().time
+        began, began_ns = clock(), time.monotonic_ns()
+        may_try = await self._line.wait(
+            progress.full_queues,
+            candidates,
+            max(0.0, self._queue_wait_s - progress.waited_for_queue_s),
+        )
+        progress.waited_for_queue_s += clock() - began
+        progress.record.waited(began_ns)
+        if not may_try:
+            raise Overloaded(self._queue_wait_s, full.retry_after_s)
