@@ -8,6 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from tests.e2e.answers import KINDS, Answer, ask
 from tests.e2e.cluster import MODEL_NAME, Cluster, RouterProcess, WorkerProcess
 from tests.e2e.slow_relay import (
     NUM_OUTPUTS,
@@ -20,6 +21,7 @@ from tests.e2e.slow_relay import (
     relay_client,
     undisturbed,
 )
+from tests.router.fake_workers import until
 
 
 def computed_prompt_tokens(cluster: Cluster) -> float:
@@ -77,6 +79,34 @@ async def test_decode_killed_with_three_samples_under_way(cluster: Cluster) -> N
         assert await answer == expected
         assert client.retries("decode") == 1
     assert len(set(map(tuple, expected))) == 3
+
+
+async def test_decode_killed_under_requests_of_every_kind(cluster: Cluster) -> None:
+    """Each client sees one unbroken answer: the undisturbed one, and its tokens counted once."""
+    router = cluster.routers[0]
+    await asyncio.to_thread(router.wait_ready)
+    async with httpx.AsyncClient(base_url=router.url, timeout=60) as client:
+
+        async def all_kinds(answers: dict[str, Answer], num_tokens: int) -> None:
+            calls = (
+                ask(client, kind, f"Tell me of {name}.", num_tokens, answers[name])
+                for name, kind in KINDS.items()
+            )
+            await asyncio.gather(*calls)
+
+        expected, answers = ({name: Answer() for name in KINDS} for _ in range(2))
+        await all_kinds(expected, NUM_OUTPUTS)
+        asked = asyncio.create_task(all_kinds(answers, NUM_OUTPUTS))
+        streams = [answers[name] for name, kind in KINDS.items() if kind.is_streaming]
+        await until(lambda: all(one.num_events > 5 for one in streams), 20)
+        assert not any(one.is_done for one in streams)
+        of_role(cluster, "decode")[0].kill()
+        await asked
+    assert router.metrics().value("baton_retries_total", leg="decode", reason="unavailable") >= 3
+    for name, answer in answers.items():
+        assert answer.told() == expected[name].told(), name
+        assert answer.logprobs() == pytest.approx(expected[name].logprobs(), abs=1e-4), name
+    assert all(answer.status == 200 and answer.usage for answer in answers.values())
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
