@@ -18,7 +18,8 @@ from engine.request_message import engine_request
 from kvfabric.fabric import Fabric
 from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
-from runtime.call import Draining, deadline
+from runtime.call import deadline
+from runtime.duty import Duty
 from runtime.log import bind_request
 from runtime.metrics import HandoffStages
 
@@ -36,11 +37,13 @@ class DecodeService(pb_grpc.DecodeServicer):
         ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
         registry: CollectorRegistry,
         stages: HandoffStages,
+        duty: Duty,
     ) -> None:
         self._engine = engine
         self._fabric = fabric
         self._status = status
         self._ledger = ledger
+        self._duty = duty
         self._metrics = DecodeMetrics(registry, stages)
         self._tails = TailPolicy(engine.engine.config.max_local_tail)
         self._legs: set[DecodeLeg] = set()
@@ -51,9 +54,10 @@ class DecodeService(pb_grpc.DecodeServicer):
     async def Generate(  # type: ignore[override]
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        status = self._status(pb.ROLE_DECODE)
-        if status.draining:
-            raise Draining(f"{status.name} is draining")
+        async with self._duty.call("decode"):
+            await self._generate(request, context)
+
+    async def _generate(self, request: pb.GenerateRequest, context: Context) -> None:
         # A retry may come while the call it replaces is still unwinding: ids here are our own.
         request_id = RequestId(f"{request.request_id}/decode-{next(self._serial)}")
         role = Leg.LOCAL if request.local_prefill else Leg.DECODE
@@ -96,8 +100,9 @@ def add_services(
     ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
     registry: CollectorRegistry,
     stages: HandoffStages,
+    duty: Duty,
 ) -> list[str]:
     """Mounts the service; returns the full names of what was mounted, for health."""
-    service = DecodeService(engine, fabric, status, ledger, registry, stages)
+    service = DecodeService(engine, fabric, status, ledger, registry, stages, duty)
     pb_grpc.add_DecodeServicer_to_server(service, server)
     return [pb.DESCRIPTOR.services_by_name["Decode"].full_name]

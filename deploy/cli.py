@@ -25,6 +25,7 @@ Serves a language model with prefill and decode on different workers.
   baton router      one router, for workers that run already
   baton prefill     one prefill worker
   baton decode      one decode worker
+  baton both        one worker that serves both
 
 Try:
   baton up                             one prefill and one decode worker, demo model
@@ -37,6 +38,7 @@ COMMANDS = {
     "router": (plan.ROUTER,),
     "prefill": (plan.WORKER, "--role", "prefill"),
     "decode": (plan.WORKER, "--role", "decode"),
+    "both": (plan.WORKER, "--role", "both"),
 }
 
 

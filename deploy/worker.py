@@ -1,11 +1,14 @@
-"""A worker process: one engine, one fabric, and the service of its role around them.
+"""A worker process: one engine, one fabric, and both services around them.
+
+Which of the services take calls is its duty (runtime/duty.py): a role that flips reloads nothing.
 
 The only module that may import both worker services. Started as `python -m deploy.worker`:
 
 1. Pin to the cores given, start the other ranks (deploy/ranks.py), load the model, start the
    fabric's thread.
 2. Start the engine thread and the gRPC server; ready when health says SERVING.
-3. On SIGTERM refuse new calls, let running ones end, then stop server, fabric and engine.
+3. On SIGTERM refuse new calls, let running ones end, send those that do not end in time elsewhere,
+   then stop server, fabric and engine.
 4. If the engine fails, end the process: whoever supervises it starts another.
 """
 
@@ -25,7 +28,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 import decode_server
 import prefill_server
-from deploy import self_test
+from deploy import duty_service, self_test
 from deploy.leaf_configs import engine_config, fabric_config
 from deploy.rank_metrics import RanksCollector
 from deploy.ranks import RankProcesses, of_rank, pin, rank_processes
@@ -33,7 +36,7 @@ from deploy.worker_config import WorkerConfig
 from deploy.worker_ledger import WorkerLedger
 from deploy.worker_memory import memory_mb
 from deploy.worker_metrics import WorkerCollector, loop_wait_histogram, watch_tasks
-from deploy.worker_status import WorkerStatus, new_generation
+from deploy.worker_status import ROLES, WorkerStatus, new_generation
 from engine.async_engine import AsyncEngine
 from engine.config import ModelConfig, ModelError
 from engine.engine import Engine
@@ -47,6 +50,7 @@ from kvfabric.ranks.fabric import RankedFabric
 from kvfabric.ticket import KVShape
 from runtime import flags, log
 from runtime.call import Draining
+from runtime.duty import Duty
 from runtime.grammar import UnusableTokenizer, Vocabulary
 from runtime.grpc_errors import ErrorTable
 from runtime.grpc_server import CannotListen, GrpcServer, serve
@@ -64,7 +68,8 @@ ERRORS: ErrorTable = {
     FabricError: grpc.StatusCode.ABORTED,
 }
 
-ADD_SERVICES = {"prefill": prefill_server.add_services, "decode": decode_server.add_services}
+SENDING_AWAY_S = 0.2
+"""Before the grace is over: time for calls to be told that they shall go elsewhere."""
 
 logger = log.get_logger()
 
@@ -73,7 +78,7 @@ def main() -> None:
     config = flags.parse(
         WorkerConfig,
         prog="python -m deploy.worker",
-        description="A prefill or decode worker of Baton.",
+        description="A worker of Baton, for prefill, decode or both.",
     )
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes all stacks into the log
     log.configure(config.name, format=config.log_format, level=config.log_level)
@@ -149,18 +154,23 @@ async def _serve(
     registry.register(WorkerCollector(engine, fabric))
     registry.register(RanksCollector(engine, fabric, processes))
     watch_tasks(registry, asyncio.get_running_loop())
-    status = WorkerStatus(config.name, Path(config.model_path).name, engine, fabric, generation)
+    duty = Duty(config.name, ROLES if config.role == "both" else [config.role])
+    model = Path(config.model_path).name
+    status = WorkerStatus(config.name, model, engine, fabric, generation, duty)
     stopping = asyncio.Event()
     async_engine = AsyncEngine(engine, loop_wait_histogram(registry).observe, stopping.set)
     server = GrpcServer(ERRORS, TLS.from_files(config.tls_cert, config.tls_key, config.tls_ca))
-    add_services = ADD_SERVICES[config.role]
     stages = HandoffStages(registry)
     ledger = WorkerLedger(config.name, async_engine, fabric, generation)
-    services = add_services(server.server, async_engine, fabric, status, ledger, registry, stages)
+    services = duty_service.add_services(server.server, duty)
+    for add_services in (decode_server.add_services, prefill_server.add_services):
+        services += add_services(
+            server.server, async_engine, fabric, status, ledger, registry, stages, duty
+        )
     engine.start()
 
     async def on_drain() -> None:
-        status.is_draining = True
+        duty.assign((), max(0.0, config.drain_grace_s - SENDING_AWAY_S))
 
     testing = asyncio.create_task(_test_fabric(fabric, config.fabric_floor, registry))
     with MetricsServer(registry, host=config.host, port=config.metrics_port) as metrics:

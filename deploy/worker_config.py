@@ -10,7 +10,9 @@ from runtime.flags import flag, nbytes
 class WorkerConfig:
     """Flags of `python -m deploy.worker`, each also an environment variable BATON_<NAME>."""
 
-    role: Literal["prefill", "decode"] = flag(help="which service to mount")
+    role: Literal["prefill", "decode", "both"] = flag(
+        help="what it serves at first; `baton flip` changes it"
+    )
     model_path: str = flag(help="folder of the prepared model (see python -m engine.prepare)")
     name: str = flag("worker", help="name in logs and in Status")
 

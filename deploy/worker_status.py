@@ -6,13 +6,18 @@ import time
 from engine.engine import Engine
 from kvfabric.fabric import Fabric
 from protos import serving_pb2 as pb
+from runtime.duty import Duty
+
+ROLES: dict[str, pb.Role.ValueType] = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE}
 
 
 class WorkerStatus:
     """Facts that stand, and a snapshot of those that move."""
 
-    def __init__(self, name: str, model: str, engine: Engine, fabric: Fabric, generation: int):
-        self.is_draining = False
+    def __init__(
+        self, name: str, model: str, engine: Engine, fabric: Fabric, generation: int, duty: Duty
+    ) -> None:
+        self._duty = duty
         self._engine = engine
         self._fabric = fabric
         self._facts = pb.WorkerStatus(
@@ -31,7 +36,8 @@ class WorkerStatus:
         status = pb.WorkerStatus(
             role=role,
             monotonic_ns=time.monotonic_ns(),
-            draining=self.is_draining,
+            draining=not self._duty.roles,
+            serves=[ROLES[role] for role in sorted(self._duty.roles)],
             num_waiting=engine.waiting,
             num_running=engine.running,
             num_awaiting_kv=engine.awaiting_kv,

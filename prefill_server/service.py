@@ -20,7 +20,8 @@ from prefill_server.leg import PrefillLeg
 from prefill_server.metrics import PrefillMetrics
 from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
-from runtime.call import RETRY_AFTER_MS, Draining, deadline
+from runtime.call import RETRY_AFTER_MS, deadline
+from runtime.duty import Duty
 from runtime.log import bind_request
 from runtime.metrics import HandoffStages
 
@@ -42,11 +43,13 @@ class PrefillService(pb_grpc.PrefillServicer):
         ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
         registry: CollectorRegistry,
         stages: HandoffStages,
+        duty: Duty,
     ) -> None:
         self._engine = engine
         self._fabric = fabric
         self._status = status
         self._ledger = ledger
+        self._duty = duty
         self._metrics = PrefillMetrics(registry, stages)
         self._serial = itertools.count()
 
@@ -55,9 +58,10 @@ class PrefillService(pb_grpc.PrefillServicer):
     async def Prefill(  # type: ignore[override]
         self, request: pb.PrefillRequest, context: Context
     ) -> None:
-        status = self._status(pb.ROLE_PREFILL)
-        if status.draining:
-            raise Draining(f"{status.name} is draining")
+        async with self._duty.call("prefill"):
+            await self._prefill(request, context)
+
+    async def _prefill(self, request: pb.PrefillRequest, context: Context) -> None:
         # A retry may come while the call it replaces is still unwinding: ids here are our own.
         request_id = RequestId(f"{request.request_id}/prefill-{next(self._serial)}")
         vocab_size = self._engine.engine.model_config.vocab_size
@@ -136,8 +140,9 @@ def add_services(
     ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
     registry: CollectorRegistry,
     stages: HandoffStages,
+    duty: Duty,
 ) -> list[str]:
     """Mounts the service; returns the full names of what was mounted, for health."""
-    service = PrefillService(engine, fabric, status, ledger, registry, stages)
+    service = PrefillService(engine, fabric, status, ledger, registry, stages, duty)
     pb_grpc.add_PrefillServicer_to_server(service, server)
     return [pb.DESCRIPTOR.services_by_name["Prefill"].full_name]

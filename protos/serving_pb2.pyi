@@ -99,6 +99,49 @@ LEDGER_STATE_RECEIVING: LedgerState.ValueType  # 7
 Global___LedgerState: _TypeAlias = LedgerState  # noqa: Y015
 
 @_typing.final
+class AssignRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLES_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    grace_ms: _builtins.int
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___Role.ValueType]: ...
+    def __init__(
+        self,
+        *,
+        roles: _abc.Iterable[Global___Role.ValueType] | None = ...,
+        grace_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_ms", b"grace_ms", "roles", b"roles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignRequest: _TypeAlias = AssignRequest  # noqa: Y015
+
+@_typing.final
+class AssignReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_LEAVING_FIELD_NUMBER: _builtins.int
+    num_leaving: _builtins.int
+    """calls for roles that are not served any more"""
+    def __init__(
+        self,
+        *,
+        num_leaving: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_leaving", b"num_leaving"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignReply: _TypeAlias = AssignReply  # noqa: Y015
+
+@_typing.final
 class Sampling(_message.Message):
     """How tokens are chosen. The router fills every field; workers know no defaults."""
 
@@ -1027,6 +1070,7 @@ class WorkerStatus(_message.Message):
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     MAX_QUEUE_MS_FIELD_NUMBER: _builtins.int
     MONOTONIC_NS_FIELD_NUMBER: _builtins.int
+    SERVES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     role: Global___Role.ValueType
     """of the service asked"""
@@ -1039,7 +1083,7 @@ class WorkerStatus(_message.Message):
     max_model_len: _builtins.int
     """prompt + output tokens a sequence may have"""
     draining: _builtins.bool
-    """finishes what it has, takes nothing new"""
+    """finishes what it has, takes nothing new: it serves no role"""
     num_waiting: _builtins.int
     """requests not scheduled yet"""
     num_running: _builtins.int
@@ -1063,6 +1107,10 @@ class WorkerStatus(_message.Message):
     def fabric(self) -> Global___FabricLedger:
         """staging and transfers"""
 
+    @_builtins.property
+    def serves(self) -> _containers.RepeatedScalarFieldContainer[Global___Role.ValueType]:
+        """takes new calls of these; both services are mounted"""
+
     def __init__(
         self,
         *,
@@ -1083,10 +1131,11 @@ class WorkerStatus(_message.Message):
         queue_ms: _builtins.int = ...,
         max_queue_ms: _builtins.int = ...,
         monotonic_ns: _builtins.int = ...,
+        serves: _abc.Iterable[Global___Role.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "fabric", b"fabric"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "draining", b"draining", "fabric", b"fabric", "fingerprint", b"fingerprint", "generation", b"generation", "max_model_len", b"max_model_len", "max_queue_ms", b"max_queue_ms", "model", b"model", "monotonic_ns", b"monotonic_ns", "name", b"name", "num_awaiting_kv", b"num_awaiting_kv", "num_blocks", b"num_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "queue_ms", b"queue_ms", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "draining", b"draining", "fabric", b"fabric", "fingerprint", b"fingerprint", "generation", b"generation", "max_model_len", b"max_model_len", "max_queue_ms", b"max_queue_ms", "model", b"model", "monotonic_ns", b"monotonic_ns", "name", b"name", "num_awaiting_kv", b"num_awaiting_kv", "num_blocks", b"num_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "queue_ms", b"queue_ms", "role", b"role", "serves", b"serves"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

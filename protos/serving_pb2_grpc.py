@@ -392,3 +392,84 @@ class Prefill:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class DutyStub:
+    """Mounted on every worker, beside the two above: both are always there, and its duty says which of
+    them it serves.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Assign = channel.unary_unary(
+                '/baton.v1.Duty/Assign',
+                request_serializer=protos_dot_serving__pb2.AssignRequest.SerializeToString,
+                response_deserializer=protos_dot_serving__pb2.AssignReply.FromString,
+                _registered_method=True)
+
+
+class DutyServicer:
+    """Mounted on every worker, beside the two above: both are always there, and its duty says which of
+    them it serves.
+    """
+
+    def Assign(self, request, context):
+        """From now on the worker serves these roles; none: it drains. Calls for others have the grace to
+        end, then they get UNAVAILABLE with the trailing metadata `baton-draining`, and whoever made
+        them goes on elsewhere. Answers at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DutyServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Assign': grpc.unary_unary_rpc_method_handler(
+                    servicer.Assign,
+                    request_deserializer=protos_dot_serving__pb2.AssignRequest.FromString,
+                    response_serializer=protos_dot_serving__pb2.AssignReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.Duty', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.Duty', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Duty:
+    """Mounted on every worker, beside the two above: both are always there, and its duty says which of
+    them it serves.
+    """
+
+    @staticmethod
+    def Assign(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Duty/Assign',
+            protos_dot_serving__pb2.AssignRequest.SerializeToString,
+            protos_dot_serving__pb2.AssignReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

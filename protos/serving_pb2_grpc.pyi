@@ -156,3 +156,49 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         """Whose its blocks and slots are."""
 
 def add_PrefillServicer_to_server(servicer: PrefillServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class DutyStub:
+    """Mounted on every worker, beside the two above: both are always there, and its duty says which of
+    them it serves.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> DutyAsyncStub: ...
+    Assign: _grpc.UnaryUnaryMultiCallable[_serving_pb2.AssignRequest, _serving_pb2.AssignReply]
+    """From now on the worker serves these roles; none: it drains. Calls for others have the grace to
+    end, then they get UNAVAILABLE with the trailing metadata `baton-draining`, and whoever made
+    them goes on elsewhere. Answers at once.
+    """
+
+@_typing.type_check_only
+class DutyAsyncStub(DutyStub):
+    """Mounted on every worker, beside the two above: both are always there, and its duty says which of
+    them it serves.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Assign: _aio.UnaryUnaryMultiCallable[_serving_pb2.AssignRequest, _serving_pb2.AssignReply]  # type: ignore[assignment]
+    """From now on the worker serves these roles; none: it drains. Calls for others have the grace to
+    end, then they get UNAVAILABLE with the trailing metadata `baton-draining`, and whoever made
+    them goes on elsewhere. Answers at once.
+    """
+
+class DutyServicer(metaclass=_abc_1.ABCMeta):
+    """Mounted on every worker, beside the two above: both are always there, and its duty says which of
+    them it serves.
+    """
+
+    @_abc_1.abstractmethod
+    def Assign(
+        self,
+        request: _serving_pb2.AssignRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_serving_pb2.AssignReply, _abc.Awaitable[_serving_pb2.AssignReply]]:
+        """From now on the worker serves these roles; none: it drains. Calls for others have the grace to
+        end, then they get UNAVAILABLE with the trailing metadata `baton-draining`, and whoever made
+        them goes on elsewhere. Answers at once.
+        """
+
+def add_DutyServicer_to_server(servicer: DutyServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,7 +24,7 @@ from http import HTTPStatus
 
 import grpc
 
-from runtime.call import RETRY_AFTER_MS
+from runtime.call import DRAINING, RETRY_AFTER_MS
 
 
 class RouterError(Exception):
@@ -137,6 +137,11 @@ class LegFailed(RouterError):
         self.detail = detail
 
     @property
+    def is_goodbye(self) -> bool:
+        """The worker is well, and serves no such calls any more."""
+        return self.reason == "draining"
+
+    @property
     def is_worker_suspect(self) -> bool:
         """The worker itself may be gone, not only this call."""
         return self.reason in ("unavailable", "silent", "deadline_exceeded")
@@ -166,10 +171,13 @@ class Disconnected(RouterError):
 def from_status(worker: str, error: grpc.aio.AioRpcError) -> RouterError:
     """What a status of a worker's call means to a request."""
     detail = error.details() or ""
+    trailing = dict(error.trailing_metadata() or ())
+    if DRAINING in trailing:
+        return LegFailed(worker, "draining", detail)
     if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
         return BadRequest(detail or "The request cannot be served.")
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        retry_after_ms = dict(error.trailing_metadata() or ()).get(RETRY_AFTER_MS)
+        retry_after_ms = trailing.get(RETRY_AFTER_MS)
         if retry_after_ms is not None:  # else grpc's own: a message too long, say
             return QueueFull(worker, int(retry_after_ms) / 1000)
     return LegFailed(worker, error.code().name.lower(), detail)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from router.config import RouterConfig
-from router.errors import NoRetryLeft, Overloaded, QueueFull, RouterError, WorkersFailed
+from router.errors import LegFailed, NoRetryLeft, Overloaded, QueueFull, RouterError, WorkersFailed
 from router.progress import Progress
 from router.queue_line import QueueLine
 from router.retry import Attempts, RetryBudget
@@ -37,7 +37,9 @@ class Patience:
         """Until another attempt may be made. Raises WorkersFailed, NoRetryLeft."""
         if attempts.are_over:
             raise WorkersFailed(attempts.num_in_all, last)
-        if not self._budget.take(time.monotonic()) and not progress.has_tokens:
+        is_planned = isinstance(last, LegFailed) and last.is_goodbye
+        may_retry = is_planned or self._budget.take(time.monotonic())
+        if not may_retry and not progress.has_tokens:
             raise NoRetryLeft(last)
         await asyncio.sleep(attempts.pause_s(random.random()))
 

@@ -1,7 +1,7 @@
 """The workers this router knows: one channel each, and what their last `Status` said.
 
 1. `start` opens the channels and a background task per worker, which asks for its status.
-2. A worker is ready while its last status came in time, names the right role and does not drain.
+2. A worker is ready while its last status came in time, and says that it serves the role.
 3. `report` takes a failed call into account: a worker that may be gone counts as not ready until
    it tells its status again. `wait_for` sleeps until something has changed.
 4. `close` ends the tasks and the channels; by then no call is open any more.
@@ -92,11 +92,16 @@ class Worker:
                 self.clock.forget()
             self.clock.note(asked_ns, time.monotonic_ns(), self.status.monotonic_ns)
             self._num_in_flight_at_refresh = self._num_in_flight
-            if self.status.role != self.role:
-                problem = f"its role is {pb.Role.Name(self.status.role)}"
-            elif self.status.draining:
-                problem = "draining"
+            problem = self.problem(self.status)
         self.set_ready(not problem, problem)
+
+    def problem(self, status: pb.WorkerStatus) -> str:
+        """Why a worker that says this of itself takes no requests; empty: it does."""
+        if status.role != self.role:
+            return f"its role is {pb.Role.Name(status.role)}"
+        if status.draining:
+            return "draining"
+        return "" if self.role in (status.serves or [self.role]) else "it serves another role"
 
     def set_ready(self, is_ready: bool, problem: str = "") -> None:
         if is_ready != self.is_ready:
@@ -165,7 +170,7 @@ class WorkerSet:
         )
 
     def report(self, worker: Worker, failure: LegFailed) -> None:
-        if failure.is_worker_suspect:
+        if failure.is_worker_suspect or failure.is_goodbye:
             worker.set_ready(False, failure.reason)
 
     async def wait_for(self, choose: Callable[[], T | None], timeout_s: float) -> T | None:

@@ -7,8 +7,14 @@ RETRY_AFTER_MS = "baton-retry-after-ms"
 not be, if nothing else comes."""
 
 
+DRAINING = "baton-draining"
+"""Trailing metadata of an UNAVAILABLE: the worker is well, and wants the call to go elsewhere."""
+
+
 class Draining(Exception):
-    """The worker finishes what it has and takes nothing new."""
+    """The worker finishes what it has and takes nothing new, or nothing of the kind."""
+
+    trailing_metadata = ((DRAINING, "1"),)
 
 
 def deadline(remaining_ms: int) -> asyncio.Timeout:

@@ -2,7 +2,8 @@
 
 An `ErrorTable` names the status of each exception type; the most specific entry wins. What the
 table does not know is a bug of ours: the client gets INTERNAL with an id, the log gets the
-traceback under the same id. Cancellation and `context.abort` pass untouched.
+traceback under the same id. Cancellation and `context.abort` pass untouched. An exception that has
+`trailing_metadata` sends it along.
 
 A handler that is an async generator is closed as soon as its call ends, however it ends. Without
 that it would wait for garbage collection, and what it holds with it: the stream is the lease.
@@ -100,7 +101,8 @@ class ErrorTranslator(grpc.aio.ServerInterceptor):
             error_id = secrets.token_hex(4)
             log.error("handler failed", method=method, error_id=error_id, exc_info=error)
             await context.abort(grpc.StatusCode.INTERNAL, f"internal error {error_id}")
-        await context.abort(code, one_line(str(error) or type(error).__name__))
+        metadata = getattr(error, "trailing_metadata", ())
+        await context.abort(code, one_line(str(error) or type(error).__name__), metadata)
         raise AssertionError("abort always raises")
 
 

@@ -17,6 +17,7 @@ from kvfabric.errors import HandshakeRefused, PeerLost
 from prefill_server.service import PrefillService, _ticket
 from protos import serving_pb2 as pb
 from runtime.call import RETRY_AFTER_MS
+from runtime.duty import Duty
 from runtime.metrics import HandoffStages
 from tests.relay import Worker, eventually, run_prefill, started_worker
 
@@ -158,6 +159,7 @@ async def test_a_full_queue_is_told_before_anything_is_begun(tiny_llama: Path) -
             WorkerLedger("worker", worker.loop_side, worker.fabric, 1),
             CollectorRegistry(),
             HandoffStages(CollectorRegistry()),
+            Duty("worker", ["prefill"]),
         )
         request = pb.PrefillRequest(
             prompt_token_ids=PROMPT,

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import grpc
 import pytest
 
+from protos import serving_pb2 as pb
 from router.errors import ApiError, BadRequest, NoRetryLeft, NoWorkerReady, WorkersFailed
 from router.request import FinishReason
-from runtime.call import RETRY_AFTER_MS
+from runtime.call import DRAINING, RETRY_AFTER_MS
 from tests.router.dispatch_bench import ANSWER, Client, StartBench, make_prompt, until_tokens
 from tests.router.fake_workers import GenerateCall, PrefillCall, until
 
@@ -221,3 +222,23 @@ async def test_a_full_queue_does_not_hold_up_who_has_tokens(start_bench: StartBe
         first, relayed, alone = decode.requests
         told = [call.local_prefill_reason for call in (first, relayed, alone)]
         assert told == ["", "", "queue_full"]
+
+
+async def test_a_worker_that_sends_its_streams_away_is_not_at_fault(
+    start_bench: StartBench,
+) -> None:
+    """No retry of the budget is drawn, and others go elsewhere at once."""
+
+    async def send_away(call: GenerateCall) -> None:
+        decode.status.serves[:] = [pb.ROLE_PREFILL]
+        await call.relay.commit(await call.reserve())
+        await call.context.abort(STATUS.UNAVAILABLE, "it drains", ((DRAINING, "1"),))
+
+    async with start_bench(num_decodes=2, retry_ratio=0.0, retry_reserve_per_s=0.0) as bench:
+        decode, other = bench.cluster.decodes
+        decode.scripts.append(send_away)
+        assert (await bench.run()).token_ids == list(ANSWER)
+        assert bench.retries("decode", "draining") == 1
+        for _ in range(2):
+            await bench.run()
+        assert (len(decode.requests), len(other.requests)) == (1, 3)
