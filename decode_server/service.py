@@ -26,6 +26,13 @@ from runtime.metrics import HandoffStages
 Context = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateEvent]
 
 
+Watch = Callable[
+    [pb.Role.ValueType, pb.WatchRequest, Callable[[pb.WorkerState], Awaitable[None]]],
+    Awaitable[None],
+]
+"""Writes states until the call ends."""
+
+
 class DecodeService(pb_grpc.DecodeServicer):
     """See protos/serving.proto."""
 
@@ -34,6 +41,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         engine: AsyncEngine,
         fabric: Fabric,
         status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+        watch: Watch,
         ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
         registry: CollectorRegistry,
         stages: HandoffStages,
@@ -42,6 +50,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         self._engine = engine
         self._fabric = fabric
         self._status = status
+        self._watch = watch
         self._ledger = ledger
         self._duty = duty
         self._metrics = DecodeMetrics(registry, stages)
@@ -88,6 +97,13 @@ class DecodeService(pb_grpc.DecodeServicer):
     async def Status(self, request: pb.StatusRequest, context: object) -> pb.WorkerStatus:
         return self._status(pb.ROLE_DECODE)
 
+    async def Watch(  # type: ignore[override]
+        self,
+        request: pb.WatchRequest,
+        context: grpc.aio.ServicerContext[pb.WatchRequest, pb.WorkerState],
+    ) -> None:
+        await self._watch(pb.ROLE_DECODE, request, context.write)
+
     async def Ledger(self, request: pb.LedgerRequest, context: object) -> pb.WorkerLedger:
         return await self._ledger(pb.ROLE_DECODE)
 
@@ -97,12 +113,13 @@ def add_services(
     engine: AsyncEngine,
     fabric: Fabric,
     status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+    watch: Watch,
     ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
     registry: CollectorRegistry,
     stages: HandoffStages,
     duty: Duty,
 ) -> list[str]:
     """Mounts the service; returns the full names of what was mounted, for health."""
-    service = DecodeService(engine, fabric, status, ledger, registry, stages, duty)
+    service = DecodeService(engine, fabric, status, watch, ledger, registry, stages, duty)
     pb_grpc.add_DecodeServicer_to_server(service, server)
     return [pb.DESCRIPTOR.services_by_name["Decode"].full_name]

@@ -32,10 +32,16 @@ from deploy import duty_service, self_test
 from deploy.leaf_configs import engine_config, fabric_config
 from deploy.rank_metrics import RanksCollector
 from deploy.ranks import RankProcesses, of_rank, pin, rank_processes
+from deploy.state_stream import StateStream
 from deploy.worker_config import WorkerConfig
 from deploy.worker_ledger import WorkerLedger
 from deploy.worker_memory import memory_mb
-from deploy.worker_metrics import WorkerCollector, loop_wait_histogram, watch_tasks
+from deploy.worker_metrics import (
+    WorkerCollector,
+    count_watchers,
+    loop_wait_histogram,
+    watch_tasks,
+)
 from deploy.worker_status import ROLES, WorkerStatus, new_generation
 from engine.async_engine import AsyncEngine
 from engine.config import ModelConfig, ModelError
@@ -162,15 +168,20 @@ async def _serve(
     server = GrpcServer(ERRORS, TLS.from_files(config.tls_cert, config.tls_key, config.tls_ca))
     stages = HandoffStages(registry)
     ledger = WorkerLedger(config.name, async_engine, fabric, generation)
+    states = StateStream(async_engine, status)
+    duty.on_change = states.wake
+    count_watchers(registry, async_engine.watchers)
     services = duty_service.add_services(server.server, duty)
     for add_services in (decode_server.add_services, prefill_server.add_services):
         services += add_services(
-            server.server, async_engine, fabric, status, ledger, registry, stages, duty
+            server.server,
+            *(async_engine, fabric, status, states.watch, ledger, registry, stages, duty),
         )
     engine.start()
 
     async def on_drain() -> None:
         duty.assign((), max(0.0, config.drain_grace_s - SENDING_AWAY_S))
+        states.stop()
 
     testing = asyncio.create_task(_test_fabric(fabric, config.fabric_floor, registry))
     with MetricsServer(registry, host=config.host, port=config.metrics_port) as metrics:

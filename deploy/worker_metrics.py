@@ -4,7 +4,7 @@ Names that start with `vllm:` are those which the Gateway API Inference Extensio
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,6 +24,11 @@ def loop_wait_histogram(registry: CollectorRegistry) -> Histogram:
         registry=registry,
         buckets=LOOP_WAIT_SECONDS,
     )
+
+
+def count_watchers(registry: CollectorRegistry, watchers: Sized) -> None:
+    gauge = Gauge("baton_state_watchers", "Routers that follow its state.", registry=registry)
+    gauge.set_function(lambda: len(watchers))
 
 
 def watch_tasks(registry: CollectorRegistry, loop: asyncio.AbstractEventLoop) -> None:

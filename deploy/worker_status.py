@@ -29,7 +29,13 @@ class WorkerStatus:
             block_size=engine.block_size,
             num_blocks=engine.num_blocks,
             max_queue_ms=round(engine.config.max_queue_ms or 0),
+            token_budget=engine.config.token_budget,
+            kv_token_nbytes=engine.kv_token_nbytes,
         )
+
+    @property
+    def generation(self) -> int:
+        return self._facts.generation
 
     def __call__(self, role: pb.Role.ValueType) -> pb.WorkerStatus:
         engine, fabric = self._engine.stats(), self._fabric.stats()

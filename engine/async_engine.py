@@ -92,6 +92,8 @@ class AsyncEngine:
         self._observe_wait = observe_wait
         self._posts: dict[RequestId, Callable[[EngineEvent], None]] = {}
         self._loop = asyncio.get_running_loop()
+        self.watchers: set[asyncio.Event] = set()
+        """Set when a request comes or goes, and after each step that told something."""
         engine.on_events = self._hand_over
         engine.on_failure = partial(self._call, on_failure)
 
@@ -104,10 +106,13 @@ class AsyncEngine:
         assert request.request_id not in self._posts, request.request_id
         self._posts[request.request_id] = post
         try:
-            yield self.engine.submit(request)
+            submitted = self.engine.submit(request)
+            self._wake_watchers()
+            yield submitted
         finally:
             del self._posts[request.request_id]
             self.engine.abort(request.request_id)
+            self._wake_watchers()
 
     @property
     def open_requests(self) -> frozenset[RequestId]:
@@ -131,3 +136,8 @@ class AsyncEngine:
             post = self._posts.get(event.request_id)
             if post is not None:
                 post(event)
+        self._wake_watchers()
+
+    def _wake_watchers(self) -> None:
+        for changed in self.watchers:
+            changed.set()

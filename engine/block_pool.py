@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from engine.cache_journal import CacheJournal
 from engine.request import BlockId
 from runtime.block_hash import BlockHash
 
@@ -55,6 +56,8 @@ class BlockPool:
         assert block_size > 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.journal = CacheJournal()
+        """Hears what the prefix cache has and has not."""
         self._free = [BlockId(i) for i in reversed(range(num_blocks))]  # a stack: warm ids first
         self._num_refs = [0] * num_blocks  # sequences that hold it
         self._num_copies = [0] * num_blocks  # sequences that let go of it in mid copy
@@ -143,6 +146,7 @@ class BlockPool:
         if self._hashes[block_id] is None and block_hash not in self._by_hash:
             self._hashes[block_id] = block_hash
             self._by_hash[block_hash] = block_id
+            self.journal.stored(block_hash)
 
     def lookup(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
         """The longest cached prefix of a chain; `hashes` is read no further than the first miss."""
@@ -212,6 +216,7 @@ class BlockPool:
         block_hash, self._hashes[block_id] = self._hashes[block_id], None
         assert block_hash is not None, block_id
         del self._by_hash[block_hash]
+        self.journal.removed(block_hash)
         return block_id
 
     def _add_reference(self, block_id: BlockId) -> None:

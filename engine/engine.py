@@ -14,6 +14,7 @@ from types import MappingProxyType
 import torch
 
 from engine.block_pool import BlockPool
+from engine.cache_journal import CacheJournal
 from engine.config import ModelConfig
 from engine.decoder import load_decoder
 from engine.engine_config import EngineConfig
@@ -68,6 +69,7 @@ class Engine(EngineLoop):
         kv_cache = open_pool(config, self.model_config, dtype, device)
         num_blocks = kv_cache.num_blocks
         self._decoder.prepare(kv_cache)
+        self.kv_token_nbytes = self.model_config.kv_token_nbytes(dtype)
         self.kv_pool_nbytes = (kv_cache.data.nbytes, *ranks.join(digest, num_blocks))
         """Of each rank."""
         _log_start(config, dtype, device, self.kv_pool_nbytes, num_blocks)
@@ -83,7 +85,7 @@ class Engine(EngineLoop):
             prefill_policy=config.prefill_policy,
             max_queue_s=_seconds(config.max_queue_ms),
             swap_nbytes=config.swap_memory,
-            token_nbytes=self.model_config.kv_token_nbytes(dtype),
+            token_nbytes=self.kv_token_nbytes,
         )
         grammars = Grammars(vocabulary, config.nice)
         runner = ModelRunner(self._decoder, kv_cache, self.copier, grammars, ranks)
@@ -97,6 +99,11 @@ class Engine(EngineLoop):
             swapper=self._swapper() if config.swap_memory else None,
         )
         ranks.watch(self._commands.fail)
+
+    @property
+    def cache_journal(self) -> CacheJournal:
+        """What the prefix cache stores and removes; any thread."""
+        return self._scheduler.pool.journal
 
     def _swapper(self) -> Swapper:
         own = self.config.shard.part_of(self.model_config)

@@ -59,6 +59,8 @@ class EngineStats:
     """What the cost model said of the same steps before they ran."""
     step_seconds_error: float
     """Sum of the absolute differences between the two."""
+    step_work: StepWork
+    """Of the same steps, summed."""
     step_cost: dict[str, float]
     """Seconds that the model reckons now for one of each feature of `StepWork`, by its name."""
     knows_prefill: bool
@@ -130,6 +132,7 @@ class StepCounters:
             step_seconds=self._meter.measured_s,
             step_seconds_predicted=self._meter.predicted_s,
             step_seconds_error=self._meter.error_s,
+            step_work=self._meter.work,
             knows_prefill=self._meter.cost.knows_prefill,
             step_cost=dict(zip(StepWork._fields, self._meter.cost.weights, strict=True)),
         )

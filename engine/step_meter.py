@@ -17,15 +17,16 @@ class StepMeter:
         self, cost: StepCost, is_async: bool, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.cost = cost
+        self.work = StepWork()
         self.measured_s = 0.0
-        """All steps measured so far, as the next two."""
+        """All steps measured so far, as the one above and the next two."""
         self.predicted_s = 0.0
         """Before each was measured."""
         self.error_s = 0.0
         """Sum of the absolute differences."""
         self._is_async = is_async
         self._clock = clock
-        self._work = StepWork()
+        self._work = StepWork()  # of the measurement under way
         self._began: float | None = None
 
     def begin(self) -> None:
@@ -47,6 +48,7 @@ class StepMeter:
         assert self._began is not None, "end without begin"
         seconds = self._clock() - self._began
         predicted = self.cost.predict(self._work)
+        self.work = self.work.plus(self._work)
         self.measured_s += seconds
         self.predicted_s += predicted
         self.error_s += abs(seconds - predicted)

@@ -32,6 +32,13 @@ _CODECS = frozenset(map(int, Codec))
 """That we know; a newer receiver may know more."""
 
 
+Watch = Callable[
+    [pb.Role.ValueType, pb.WatchRequest, Callable[[pb.WorkerState], Awaitable[None]]],
+    Awaitable[None],
+]
+"""Writes states until the call ends."""
+
+
 class PrefillService(pb_grpc.PrefillServicer):
     """See protos/serving.proto."""
 
@@ -40,6 +47,7 @@ class PrefillService(pb_grpc.PrefillServicer):
         engine: AsyncEngine,
         fabric: Fabric,
         status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+        watch: Watch,
         ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
         registry: CollectorRegistry,
         stages: HandoffStages,
@@ -48,6 +56,7 @@ class PrefillService(pb_grpc.PrefillServicer):
         self._engine = engine
         self._fabric = fabric
         self._status = status
+        self._watch = watch
         self._ledger = ledger
         self._duty = duty
         self._metrics = PrefillMetrics(registry, stages)
@@ -87,6 +96,13 @@ class PrefillService(pb_grpc.PrefillServicer):
         context: object,
     ) -> pb.WorkerStatus:
         return self._status(pb.ROLE_PREFILL)
+
+    async def Watch(  # type: ignore[override]
+        self,
+        request: pb.WatchRequest,
+        context: grpc.aio.ServicerContext[pb.WatchRequest, pb.WorkerState],
+    ) -> None:
+        await self._watch(pb.ROLE_PREFILL, request, context.write)
 
     async def Ledger(self, request: pb.LedgerRequest, context: object) -> pb.WorkerLedger:
         return await self._ledger(pb.ROLE_PREFILL)
@@ -137,12 +153,13 @@ def add_services(
     engine: AsyncEngine,
     fabric: Fabric,
     status: Callable[[pb.Role.ValueType], pb.WorkerStatus],
+    watch: Watch,
     ledger: Callable[[pb.Role.ValueType], Awaitable[pb.WorkerLedger]],
     registry: CollectorRegistry,
     stages: HandoffStages,
     duty: Duty,
 ) -> list[str]:
     """Mounts the service; returns the full names of what was mounted, for health."""
-    service = PrefillService(engine, fabric, status, ledger, registry, stages, duty)
+    service = PrefillService(engine, fabric, status, watch, ledger, registry, stages, duty)
     pb_grpc.add_PrefillServicer_to_server(service, server)
     return [pb.DESCRIPTOR.services_by_name["Prefill"].full_name]

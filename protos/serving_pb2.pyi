@@ -1070,6 +1070,8 @@ class WorkerStatus(_message.Message):
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     MAX_QUEUE_MS_FIELD_NUMBER: _builtins.int
     MONOTONIC_NS_FIELD_NUMBER: _builtins.int
+    TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
+    KV_TOKEN_NBYTES_FIELD_NUMBER: _builtins.int
     SERVES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     role: Global___Role.ValueType
@@ -1099,6 +1101,10 @@ class WorkerStatus(_message.Message):
     """Prefill refuses beyond it, RESOURCE_EXHAUSTED; 0 is no bound"""
     monotonic_ns: _builtins.int
     """the clock of `Span`, when this was said"""
+    token_budget: _builtins.int
+    """tokens that a step computes at most"""
+    kv_token_nbytes: _builtins.int
+    """of a token's KV, as it lies in memory"""
     @_builtins.property
     def blocks(self) -> Global___BlockLedger:
         """where they are"""
@@ -1131,15 +1137,160 @@ class WorkerStatus(_message.Message):
         queue_ms: _builtins.int = ...,
         max_queue_ms: _builtins.int = ...,
         monotonic_ns: _builtins.int = ...,
+        token_budget: _builtins.int = ...,
+        kv_token_nbytes: _builtins.int = ...,
         serves: _abc.Iterable[Global___Role.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "fabric", b"fabric"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "draining", b"draining", "fabric", b"fabric", "fingerprint", b"fingerprint", "generation", b"generation", "max_model_len", b"max_model_len", "max_queue_ms", b"max_queue_ms", "model", b"model", "monotonic_ns", b"monotonic_ns", "name", b"name", "num_awaiting_kv", b"num_awaiting_kv", "num_blocks", b"num_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "queue_ms", b"queue_ms", "role", b"role", "serves", b"serves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "draining", b"draining", "fabric", b"fabric", "fingerprint", b"fingerprint", "generation", b"generation", "kv_token_nbytes", b"kv_token_nbytes", "max_model_len", b"max_model_len", "max_queue_ms", b"max_queue_ms", "model", b"model", "monotonic_ns", b"monotonic_ns", "name", b"name", "num_awaiting_kv", b"num_awaiting_kv", "num_blocks", b"num_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "queue_ms", b"queue_ms", "role", b"role", "serves", b"serves", "token_budget", b"token_budget"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
+
+@_typing.final
+class WatchRequest(_message.Message):
+    """What the caller has heard of the worker's prefix cache; zeros: nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    NEXT_CHANGE_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """of the process that it heard it from"""
+    next_change: _builtins.int
+    """as `CacheChanges` had it last"""
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        next_change: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "next_change", b"next_change"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+
+@_typing.final
+class WorkerState(_message.Message):
+    """Pushed when something has changed, and a few times a second anyway."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    IDLE_MS_FIELD_NUMBER: _builtins.int
+    idle_ms: _builtins.int
+    """since the engine loop last turned: it hangs if this grows"""
+    @_builtins.property
+    def status(self) -> Global___WorkerStatus: ...
+    @_builtins.property
+    def cache(self) -> Global___CacheChanges:
+        """absent: none since the last message"""
+
+    @_builtins.property
+    def steps(self) -> Global___StepTimes: ...
+    def __init__(
+        self,
+        *,
+        status: Global___WorkerStatus | None = ...,
+        cache: Global___CacheChanges | None = ...,
+        steps: Global___StepTimes | None = ...,
+        idle_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "status", b"status", "steps", b"steps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "idle_ms", b"idle_ms", "status", b"status", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
+
+@_typing.final
+class CacheChanges(_message.Message):
+    """Changes of the prefix cache, numbered from the process's start. A block is told by the first 64
+    bits of its hash (runtime/block_hash.py), and only by what became of it in the end.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_CHANGE_FIELD_NUMBER: _builtins.int
+    NEXT_CHANGE_FIELD_NUMBER: _builtins.int
+    IS_SNAPSHOT_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    first_change: _builtins.int
+    """number of the first change that this message covers"""
+    next_change: _builtins.int
+    """one more than the last"""
+    is_snapshot: _builtins.bool
+    """`stored` is all there is; whatever was known before is void"""
+    @_builtins.property
+    def stored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        first_change: _builtins.int = ...,
+        next_change: _builtins.int = ...,
+        is_snapshot: _builtins.bool = ...,
+        stored: _abc.Iterable[_builtins.int] | None = ...,
+        removed: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_change", b"first_change", "is_snapshot", b"is_snapshot", "next_change", b"next_change", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheChanges: _TypeAlias = CacheChanges  # noqa: Y015
+
+@_typing.final
+class StepTimes(_message.Message):
+    """How long steps take. Five features, in this order: steps, decodes (sequences with one token),
+    decode context (tokens that those attend to), prefill tokens (of sequences with more than one),
+    prefill attention (pairs of such a token and one that it attends to).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    KNOWS_PREFILL_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    """that those took"""
+    knows_prefill: _builtins.bool
+    """some of them were prefills"""
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """seconds for one of each, by the worker's own fit"""
+
+    @_builtins.property
+    def work(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of all steps measured so far, summed"""
+
+    def __init__(
+        self,
+        *,
+        weights: _abc.Iterable[_builtins.float] | None = ...,
+        work: _abc.Iterable[_builtins.int] | None = ...,
+        seconds: _builtins.float = ...,
+        knows_prefill: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["knows_prefill", b"knows_prefill", "seconds", b"seconds", "weights", b"weights", "work", b"work"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTimes: _TypeAlias = StepTimes  # noqa: Y015
 
 @_typing.final
 class BlockLedger(_message.Message):

@@ -49,6 +49,11 @@ class DecodeStub:
                 request_serializer=protos_dot_serving__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protos_dot_serving__pb2.WorkerStatus.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/baton.v1.Decode/Watch',
+                request_serializer=protos_dot_serving__pb2.WatchRequest.SerializeToString,
+                response_deserializer=protos_dot_serving__pb2.WorkerState.FromString,
+                _registered_method=True)
         self.Ledger = channel.unary_unary(
                 '/baton.v1.Decode/Ledger',
                 request_serializer=protos_dot_serving__pb2.LedgerRequest.SerializeToString,
@@ -81,6 +86,13 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """The same, pushed as it changes, with what the prefix cache stores and removes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Ledger(self, request, context):
         """Whose its blocks and slots are.
         """
@@ -105,6 +117,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protos_dot_serving__pb2.StatusRequest.FromString,
                     response_serializer=protos_dot_serving__pb2.WorkerStatus.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=protos_dot_serving__pb2.WatchRequest.FromString,
+                    response_serializer=protos_dot_serving__pb2.WorkerState.SerializeToString,
             ),
             'Ledger': grpc.unary_unary_rpc_method_handler(
                     servicer.Ledger,
@@ -204,6 +221,33 @@ class Decode:
             _registered_method=True)
 
     @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Decode/Watch',
+            protos_dot_serving__pb2.WatchRequest.SerializeToString,
+            protos_dot_serving__pb2.WorkerState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Ledger(request,
             target,
             options=(),
@@ -250,6 +294,11 @@ class PrefillStub:
                 request_serializer=protos_dot_serving__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protos_dot_serving__pb2.WorkerStatus.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/baton.v1.Prefill/Watch',
+                request_serializer=protos_dot_serving__pb2.WatchRequest.SerializeToString,
+                response_deserializer=protos_dot_serving__pb2.WorkerState.FromString,
+                _registered_method=True)
         self.Ledger = channel.unary_unary(
                 '/baton.v1.Prefill/Ledger',
                 request_serializer=protos_dot_serving__pb2.LedgerRequest.SerializeToString,
@@ -276,6 +325,13 @@ class PrefillServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """The same, pushed as it changes, with what the prefix cache stores and removes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Ledger(self, request, context):
         """Whose its blocks and slots are.
         """
@@ -295,6 +351,11 @@ def add_PrefillServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protos_dot_serving__pb2.StatusRequest.FromString,
                     response_serializer=protos_dot_serving__pb2.WorkerStatus.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=protos_dot_serving__pb2.WatchRequest.FromString,
+                    response_serializer=protos_dot_serving__pb2.WorkerState.SerializeToString,
             ),
             'Ledger': grpc.unary_unary_rpc_method_handler(
                     servicer.Ledger,
@@ -356,6 +417,33 @@ class Prefill:
             '/baton.v1.Prefill/Status',
             protos_dot_serving__pb2.StatusRequest.SerializeToString,
             protos_dot_serving__pb2.WorkerStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Prefill/Watch',
+            protos_dot_serving__pb2.WatchRequest.SerializeToString,
+            protos_dot_serving__pb2.WorkerState.FromString,
             options,
             channel_credentials,
             insecure,

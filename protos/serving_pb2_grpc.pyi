@@ -45,6 +45,8 @@ class DecodeStub:
     """
     Status: _grpc.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]
     """What the worker is and how busy it is."""
+    Watch: _grpc.UnaryStreamMultiCallable[_serving_pb2.WatchRequest, _serving_pb2.WorkerState]
+    """The same, pushed as it changes, with what the prefix cache stores and removes."""
     Ledger: _grpc.UnaryUnaryMultiCallable[_serving_pb2.LedgerRequest, _serving_pb2.WorkerLedger]
     """Whose its blocks and slots are."""
 
@@ -59,6 +61,8 @@ class DecodeAsyncStub(DecodeStub):
     """
     Status: _aio.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]  # type: ignore[assignment]
     """What the worker is and how busy it is."""
+    Watch: _aio.UnaryStreamMultiCallable[_serving_pb2.WatchRequest, _serving_pb2.WorkerState]  # type: ignore[assignment]
+    """The same, pushed as it changes, with what the prefix cache stores and removes."""
     Ledger: _aio.UnaryUnaryMultiCallable[_serving_pb2.LedgerRequest, _serving_pb2.WorkerLedger]  # type: ignore[assignment]
     """Whose its blocks and slots are."""
 
@@ -90,6 +94,14 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         """What the worker is and how busy it is."""
 
     @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _serving_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_serving_pb2.WorkerState], _abc.AsyncIterator[_serving_pb2.WorkerState]]:
+        """The same, pushed as it changes, with what the prefix cache stores and removes."""
+
+    @_abc_1.abstractmethod
     def Ledger(
         self,
         request: _serving_pb2.LedgerRequest,
@@ -111,6 +123,8 @@ class PrefillStub:
     """
     Status: _grpc.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]
     """What the worker is and how busy it is."""
+    Watch: _grpc.UnaryStreamMultiCallable[_serving_pb2.WatchRequest, _serving_pb2.WorkerState]
+    """The same, pushed as it changes, with what the prefix cache stores and removes."""
     Ledger: _grpc.UnaryUnaryMultiCallable[_serving_pb2.LedgerRequest, _serving_pb2.WorkerLedger]
     """Whose its blocks and slots are."""
 
@@ -124,6 +138,8 @@ class PrefillAsyncStub(PrefillStub):
     """
     Status: _aio.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]  # type: ignore[assignment]
     """What the worker is and how busy it is."""
+    Watch: _aio.UnaryStreamMultiCallable[_serving_pb2.WatchRequest, _serving_pb2.WorkerState]  # type: ignore[assignment]
+    """The same, pushed as it changes, with what the prefix cache stores and removes."""
     Ledger: _aio.UnaryUnaryMultiCallable[_serving_pb2.LedgerRequest, _serving_pb2.WorkerLedger]  # type: ignore[assignment]
     """Whose its blocks and slots are."""
 
@@ -146,6 +162,14 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_serving_pb2.WorkerStatus, _abc.Awaitable[_serving_pb2.WorkerStatus]]:
         """What the worker is and how busy it is."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _serving_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_serving_pb2.WorkerState], _abc.AsyncIterator[_serving_pb2.WorkerState]]:
+        """The same, pushed as it changes, with what the prefix cache stores and removes."""
 
     @_abc_1.abstractmethod
     def Ledger(

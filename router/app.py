@@ -51,6 +51,7 @@ class Router:
             config.prefill if config.mode == "disaggregated" else (),
             interval_s=config.status_interval_s,
             timeout_s=config.status_timeout_s,
+            max_idle_s=config.inactivity_s,
             tls=TLS.from_files(config.tls_cert, config.tls_key, config.tls_ca),
         )
         self._tokenizer = tokenizer

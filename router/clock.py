@@ -29,6 +29,7 @@ class WorkerClock:
         self._offset_ns = 0
         self._half_rtt_ns = 0
         self._at_ns: int | None = None
+        self._generation = 0
 
     def note(self, asked_ns: int, answered_ns: int, theirs_ns: int) -> None:
         """A worker's answer of `theirs_ns` to what was asked and answered at these times of ours.
@@ -39,6 +40,12 @@ class WorkerClock:
             self._offset_ns = theirs_ns - (asked_ns + answered_ns) // 2
             # Drift counts from the earliest moment at which the other clock may have been read.
             self._half_rtt_ns, self._at_ns = half_rtt_ns, asked_ns
+
+    def of_process(self, generation: int) -> None:
+        """Who answers there; what is known of another process's clock is void."""
+        if generation != self._generation:
+            self._generation = generation
+            self.forget()
 
     def forget(self) -> None:
         """Another process answers there."""

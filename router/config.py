@@ -56,8 +56,12 @@ class RouterConfig:
         help="how long a request waits while the queues of all prefill workers are full (see their "
         "--max-queue-ms), before it is refused with 429",
     )
-    status_interval_s: float = flag(0.5, help="pause between two looks at a worker")
-    status_timeout_s: float = flag(3.0, help="a worker must tell its status within this time")
+    status_interval_s: float = flag(
+        0.5, help="pause before a worker that could not be reached is tried again"
+    )
+    status_timeout_s: float = flag(
+        3.0, help="a worker that has not told its state for this long takes no requests"
+    )
     renew_timeout_s: float = flag(3.0, help="time for asking a decode worker for another ticket")
     body_timeout_s: float = flag(30.0, help="time for a client to send its request")
     send_timeout_s: float = flag(30.0, help="a client that takes nothing for this long is left")

@@ -1,10 +1,10 @@
 """Where prompts wait when every prefill queue is full: in the router, holding nothing of anybody.
 
 1. A prefill worker refuses a prompt (RESOURCE_EXHAUSTED): its `FullQueues` has it down as full,
-   until a later status of it says that there is room.
+   until a later state of it says that there is room.
 2. When all that could serve it are full, the prompt gives its decode promise back and joins the
    line, for a bounded time.
-3. Each round of statuses with room lets the first few of the line try again; not all of them, for
+3. Each state that tells of room lets the first few of the line try again; not all of them, for
    most would be refused again, and each try costs a promise and two calls.
 """
 

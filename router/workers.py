@@ -1,14 +1,15 @@
-"""The workers this router knows: one channel each, and what their last `Status` said.
+"""The workers this router knows: one channel each, and what they said of themselves last.
 
-1. `start` opens the channels and a background task per worker, which asks for its status.
-2. A worker is ready while its last status came in time, and says that it serves the role.
+1. `start` opens the channels and a task per worker, which follows its state
+   (router/state_watch.py).
+2. A worker is ready while its state comes in time, its engine turns, and it says that it
+   serves the role.
 3. `report` takes a failed call into account: a worker that may be gone counts as not ready until
-   it tells its status again. `wait_for` sleeps until something has changed.
+   it tells its state again. `wait_for` sleeps until something has changed.
 4. `close` ends the tasks and the channels; by then no call is open any more.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -19,6 +20,8 @@ from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
 from router.clock import WorkerClock
 from router.errors import LegFailed
+from router.prefix_index import PrefixIndex
+from router.state_watch import follow
 from router.tasks import cancel_and_wait
 from runtime.grpc_client import open_channel
 from runtime.log import get_logger
@@ -38,10 +41,13 @@ class Worker:
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         self.address = address
         self.status = pb.WorkerStatus()
+        self.steps = pb.StepTimes()
+        self.index = PrefixIndex()
+        """What it has cached."""
         self.is_ready = False
         self.num_picks = 0
         self.num_refreshes = 0
-        """Statuses received; says whether one came after a given moment."""
+        """States received; says whether one came after a given moment."""
         self.clock = WorkerClock()
         self._channel = channel
         self._num_in_flight = 0
@@ -79,21 +85,19 @@ class Worker:
         finally:
             self._num_in_flight -= num_samples
 
-    async def refresh(self, timeout_s: float) -> None:
-        """Asks for the status, once."""
-        problem, known, asked_ns = "", self.status.generation, time.monotonic_ns()
-        try:
-            self.status = await self.stub.Status(pb.StatusRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            problem = error.code().name.lower()
-        else:
-            self.num_refreshes += 1
-            if self.status.generation != known:
-                self.clock.forget()
-            self.clock.note(asked_ns, time.monotonic_ns(), self.status.monotonic_ns)
-            self._num_in_flight_at_refresh = self._num_in_flight
-            problem = self.problem(self.status)
+    def take(self, state: pb.WorkerState, max_idle_s: float) -> bool:
+        """It says how it is. False: changes of its cache were missed, and its index is void."""
+        self.status, self.steps = state.status, state.steps
+        self.num_refreshes += 1
+        self._num_in_flight_at_refresh = self._num_in_flight
+        problem = self.problem(state.status)
+        if not problem and state.idle_ms > max_idle_s * 1000:
+            problem = f"its engine has not turned for {state.idle_ms} ms"
         self.set_ready(not problem, problem)
+        limit = state.status.num_blocks
+        return not state.HasField("cache") or self.index.apply(
+            state.status.generation, state.cache, limit
+        )
 
     def problem(self, status: pb.WorkerStatus) -> str:
         """Why a worker that says this of itself takes no requests; empty: it does."""
@@ -144,12 +148,16 @@ class WorkerSet:
         *,
         interval_s: float,
         timeout_s: float,
+        max_idle_s: float = 10.0,
         tls: TLS | None = None,
     ) -> None:
+        """`interval_s`: pause before a worker that could not be followed is tried again.
+        `timeout_s`: longest silence. `max_idle_s`: longest time between two turns of an engine."""
         self.decodes = tuple(DecodeWorker(address, tls) for address in dict.fromkeys(decodes))
         self.prefills = tuple(PrefillWorker(address, tls) for address in dict.fromkeys(prefills))
         self._interval_s = interval_s
         self._timeout_s = timeout_s
+        self._max_idle_s = max_idle_s
         self._changed = asyncio.Event()
         self._watches: list[asyncio.Task[None]] = []
 
@@ -189,7 +197,12 @@ class WorkerSet:
 
     async def _watch(self, worker: Worker) -> None:
         while True:
-            await worker.refresh(self._timeout_s)
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
-            await asyncio.sleep(self._interval_s)
+            problem = await follow(worker, self._timeout_s, self._max_idle_s, self._note_change)
+            if problem:
+                worker.set_ready(False, problem)
+                self._note_change()
+                await asyncio.sleep(self._interval_s)
+
+    def _note_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

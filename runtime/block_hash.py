@@ -37,6 +37,11 @@ def block_hash(
     return _digest(_BLOCK, [parent, tokens, *extra_keys])
 
 
+def short_hash(name: BlockHash) -> int:
+    """Its first 64 bits, for indexes that may be wrong: two blocks may share them."""
+    return int.from_bytes(name[:8], "little")
+
+
 def _digest(kind: bytes, fields: Sequence[bytes]) -> BlockHash:
     digest = hashlib.sha256(kind)
     for field in fields:

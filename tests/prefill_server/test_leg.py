@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -156,6 +156,7 @@ async def test_a_full_queue_is_told_before_anything_is_begun(tiny_llama: Path) -
             worker.loop_side,
             worker.fabric,
             lambda role: pb.WorkerStatus(role=role),
+            AsyncMock(),
             WorkerLedger("worker", worker.loop_side, worker.fabric, 1),
             CollectorRegistry(),
             HandoffStages(CollectorRegistry()),

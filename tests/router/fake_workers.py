@@ -29,6 +29,8 @@ MAX_MODEL_LEN = 100
 Request = TypeVar("Request")
 CallT = TypeVar("CallT")
 
+WatchContext = grpc.aio.ServicerContext[pb.WatchRequest, pb.WorkerState]
+
 
 @dataclass
 class FakeWorker(ABC, Generic[Request, CallT]):
@@ -45,6 +47,11 @@ class FakeWorker(ABC, Generic[Request, CallT]):
     ledger: pb.WorkerLedger = field(default_factory=pb.WorkerLedger)
     clock_offset_ns: int = 0
     """Its monotonic clock is so far ahead of ours."""
+    steps: pb.StepTimes = field(default_factory=pb.StepTimes)
+    idle_ms: int = 0
+    caches: deque[pb.CacheChanges] = field(default_factory=deque)
+    """For the next states, one each."""
+    watch_requests: list[pb.WatchRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.status = pb.WorkerStatus(
@@ -75,6 +82,19 @@ class FakeWorker(ABC, Generic[Request, CallT]):
         self.status.monotonic_ns = self.now_ns()
         return self.status
 
+    async def watch(self, request: pb.WatchRequest, context: WatchContext) -> None:
+        """Twenty times a second, whatever the test has made of it."""
+        self.watch_requests.append(request)
+        while True:
+            self.status.monotonic_ns = self.now_ns()
+            cache = self.caches.popleft() if self.caches else None
+            await context.write(
+                pb.WorkerState(
+                    status=self.status, steps=self.steps, cache=cache, idle_ms=self.idle_ms
+                )
+            )
+            await asyncio.sleep(0.05)
+
     async def Ledger(self, request: pb.LedgerRequest, context: object) -> pb.WorkerLedger:
         return self.ledger
 
@@ -104,6 +124,11 @@ class FakeDecode(FakeWorker[pb.GenerateRequest, GenerateCall], pb_grpc.DecodeSer
     def _add(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_DecodeServicer_to_server(self, server)
 
+    async def Watch(  # type: ignore[override]
+        self, request: pb.WatchRequest, context: WatchContext
+    ) -> None:
+        await self.watch(request, context)
+
     async def Generate(  # type: ignore[override]
         self,
         request: pb.GenerateRequest,
@@ -128,6 +153,11 @@ class FakePrefill(FakeWorker[pb.PrefillRequest, PrefillCall], pb_grpc.PrefillSer
 
     def _add(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_PrefillServicer_to_server(self, server)
+
+    async def Watch(  # type: ignore[override]
+        self, request: pb.WatchRequest, context: WatchContext
+    ) -> None:
+        await self.watch(request, context)
 
     async def Prefill(  # type: ignore[override]
         self,
