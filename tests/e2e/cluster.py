@@ -187,12 +187,24 @@ class RouterProcess(ClusterProcess):
         for key, value in flags.items():
             command += [f"--{key.replace('_', '-')}", str(value)]
         super().__init__("router", command, log)
+        self._num_workers = {"prefill": len(prefill), "decode": len(decode)}
 
     def wait_ready(self) -> None:
         self.wait_until(self._is_ready, "ready")
 
+    def wait_knows_all(self) -> None:
+        """Returns when it would send requests to every worker; one of each role makes it ready."""
+        self.wait_until(self._knows_all, "aware of all workers")
+
     def metrics(self) -> Metrics:
         return scrape(f"{self.url}/metrics")
+
+    def _knows_all(self) -> bool:
+        metrics = self.metrics()
+        return all(
+            metrics.value("baton_workers_ready", role=role) == number
+            for role, number in self._num_workers.items()
+        )
 
     def _is_ready(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
@@ -234,6 +246,8 @@ class Cluster:
     def wait_ready(self) -> None:
         for process in [*self.workers, *self.routers]:
             process.wait_ready()
+        for router in self.routers:
+            router.wait_knows_all()
         self.assert_all_back()
 
     def assert_all_back(self, within_s: float = 2.0) -> None:

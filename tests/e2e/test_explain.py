@@ -157,12 +157,7 @@ async def restore(relay: Cluster, victim: WorkerProcess) -> None:
     """The router knows it again, too."""
     victim.start_again()
     victim.wait_ready()
-    router = relay.routers[0]
-
-    def knows_both() -> bool:
-        return router.metrics().value("baton_workers_ready", role="prefill") == 2
-
-    await asyncio.to_thread(router.wait_until, knows_both, "aware of both")
+    await asyncio.to_thread(relay.routers[0].wait_knows_all)
 
 
 async def test_only_the_last_requests_are_known(client: httpx.AsyncClient) -> None:

@@ -179,6 +179,7 @@ async def test_a_stopped_peer_meets_the_deadline(stopped: str) -> None:
         assert event["error"] == "DeadlineExceeded"
         await witness.idle(endpoints=0)
         os.kill(victim.process.pid, signal.SIGCONT)
+        await victim.idle(endpoints=0)  # it hears that it was given up, before it is used again
         await transfer(prefill, decode)
         await prefill.end()
         await decode.end()
