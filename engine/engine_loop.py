@@ -77,7 +77,9 @@ class EngineLoop:
         heartbeat_s: float = HEARTBEAT_S,
         grammars: Grammars | None = None,
         swapper: Swapper | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`clock`: seconds, by which steps are measured."""
         self.on_events = on_events
         """May be set until `start`, as the next."""
         self.on_failure: Callable[[], None] = lambda: None
@@ -100,7 +102,7 @@ class EngineLoop:
         self._books = Books(scheduler)
         self._events: list[EngineEvent] = []
         self._swap_copies = SwapCopies(scheduler, runner, swapper, self._commands.post)
-        self._meter = StepMeter(scheduler.cost, runner.is_async)
+        self._meter = StepMeter(scheduler.cost, runner.is_async, clock)
         self._counters = StepCounters(self._meter)
         self._arrival = KVArrival(scheduler, runner, self._counters)
         self._stats = self._counters.snapshot(scheduler, self._books)

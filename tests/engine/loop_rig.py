@@ -50,12 +50,14 @@ def build_rig(
     max_num_seqs: int = 8,
     prefix_caching: bool = False,
     max_queue_s: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Rig:
     listener, runner = Listener(), FakeRunner(block_size=4)
     pool = BlockPool(num_blocks, 4)
     cache = PrefixCache(pool, b"fingerprint") if prefix_caching else None
     scheduler = Scheduler(pool, token_budget, max_num_seqs, 1000, cache, max_queue_s=max_queue_s)
-    return Rig(EngineLoop(scheduler, runner, listener, heartbeat_s=0.05), runner, listener)
+    loop = EngineLoop(scheduler, runner, listener, heartbeat_s=0.05, clock=clock)
+    return Rig(loop, runner, listener)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
