@@ -27,6 +27,10 @@ ROUTER = "router"
 STOP_GRACE_S = 2.0
 """Running requests get this long when the cluster stops; then processes close what they hold."""
 
+RESTART_S = 30.0
+"""A request waits so long for a worker that is being started again: with one worker of a role there
+is no other. Loading a model takes 5 s on idle cores, and longer where others use them."""
+
 
 class BadPlan(Exception):
     """The flags ask for something that cannot be."""
@@ -245,7 +249,7 @@ def _router(
         *("--mode", config.mode, "--model-path", model.path),
         *("--served-model-name", model.served_model_name),
         *("--prefill", addresses("prefill"), "--decode", addresses("decode")),
-        *("--shutdown-grace-s", str(STOP_GRACE_S)),
+        *("--shutdown-grace-s", str(STOP_GRACE_S), "--ready-wait-s", str(RESTART_S)),
         *shlex.split(config.router_args),
     )
     return ProcessSpec(

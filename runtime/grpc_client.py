@@ -1,7 +1,7 @@
 """Channels to other processes of the cluster.
 
 The keepalive notices within ten seconds a peer that vanished without closing its connection; a
-peer that is restarted on the same port is found again within two.
+peer that is restarted on the same port is found again within one.
 """
 
 import grpc
@@ -24,7 +24,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_NBYTES),
     # The cluster's own addresses are never behind the user's web proxy.
