@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from engine.config import ModelConfig
 from tests.e2e.cluster import Cluster, WorkerProcess
+from tests.e2e.reference import Reference
 from tests.e2e.tokens import token_client
 
 BLOCK = 16
@@ -38,23 +38,8 @@ class Relay:
 
     workers: dict[tuple[str, int], WorkerProcess]
     cluster: Cluster
-    model: torch.nn.Module
+    expected: Reference
     token_nbytes: int
-
-    def expected(self, prompt: Sequence[int]) -> list[int]:
-        ids = torch.tensor([list(prompt)])
-        with torch.inference_mode():
-            out = self.model.generate(  # type: ignore[operator]
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=NUM_OUTPUTS,
-                min_new_tokens=NUM_OUTPUTS,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        tokens: list[int] = out[0, len(prompt) :].tolist()
-        return tokens
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -76,10 +61,10 @@ def relay(
             (role, size): cluster.worker(role, block_size=size, cores=index % 2)
             for index, (role, size) in enumerate(roles)
         }
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        expected = Reference(path, NUM_OUTPUTS)
         cluster.wait_ready()
         nbytes = ModelConfig.from_folder(path).kv_token_nbytes(torch.float32)
-        yield Relay(workers, cluster, model, nbytes)
+        yield Relay(workers, cluster, expected, nbytes)
     finally:
         cluster.close()
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from tests.e2e.cluster import Cluster, WorkerProcess, children_of
+from tests.e2e.reference import Reference
 from tests.e2e.test_equivalence import prompts_of
 from tests.e2e.tokens import token_client
 
@@ -46,22 +45,12 @@ def wait_gone(pid: int) -> None:
 
 
 async def test_tokens_are_those_of_transformers(worker: WorkerProcess, tiny_llama: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
+    expected = Reference(tiny_llama, NUM_OUTPUTS)
     prompts = prompts_of((1, 15, 64, 129, 400), seed=11)
     async with token_client([], [worker], mode="colocated") as client:
         answers = await asyncio.gather(*(client.generate(p, NUM_OUTPUTS) for p in prompts))
     for prompt, answer in zip(prompts, answers, strict=True):
-        ids = torch.tensor([prompt])
-        generated = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_OUTPUTS,
-            min_new_tokens=NUM_OUTPUTS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        assert answer == generated[0, len(prompt) :].tolist()
+        assert answer == expected(prompt)
 
 
 def test_memory_of_every_rank_is_told(worker: WorkerProcess) -> None:

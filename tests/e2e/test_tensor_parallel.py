@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from engine.config import ModelConfig
 from tests.e2e.cluster import Cluster, Metrics, WorkerProcess, children_of
+from tests.e2e.reference import Reference
 from tests.e2e.slow_relay import first, is_receiving
 from tests.e2e.tokens import TokenClient, token_client
 from tests.relay import eventually
@@ -36,23 +36,8 @@ PAIRS = [(prefill, decode) for prefill in RANKS for decode in RANKS]
 class Relay:
     cluster: Cluster
     workers: dict[tuple[str, int], WorkerProcess]
-    model: torch.nn.Module
+    expected: Reference
     token_nbytes: int
-
-    def expected(self, prompt: Sequence[int]) -> list[int]:
-        ids = torch.tensor([list(prompt)])
-        with torch.inference_mode():
-            out = self.model.generate(  # type: ignore[operator]
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=NUM_OUTPUTS,
-                min_new_tokens=NUM_OUTPUTS,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        tokens: list[int] = out[0, len(prompt) :].tolist()
-        return tokens
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +60,10 @@ def relay(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             for role, cores in (("prefill", 0), ("decode", 1))
             for ranks in reversed(RANKS)  # of equals, the router takes the first
         }
-        model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
+        expected = Reference(tiny_llama, NUM_OUTPUTS)
         cluster.wait_ready()
         nbytes = ModelConfig.from_folder(tiny_llama).kv_token_nbytes(torch.float32)
-        yield Relay(cluster, workers, model, nbytes)
+        yield Relay(cluster, workers, expected, nbytes)
     finally:
         cluster.close()
 
