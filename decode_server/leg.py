@@ -18,8 +18,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from decode_server.commit import read_commit
 from decode_server.handoff import Committed, Handoff, Lost
-from decode_server.messages import first_token_of, prompt_logprobs_event, ticket_message
+from decode_server.messages import prompt_logprobs_event, ticket_message
 from decode_server.metrics import DecodeMetrics
 from decode_server.tail import TailPolicy
 from engine.async_engine import AsyncEngine, Mailbox
@@ -36,6 +37,7 @@ from engine.request import (
     Reserved,
     TokensOut,
 )
+from kvfabric.errors import BadFrame
 from kvfabric.fabric import Fabric
 from kvfabric.ticket import Ticket
 from protos import serving_pb2 as pb
@@ -137,8 +139,7 @@ class DecodeLeg:
                 self._handoff.drop()
                 return []
             case Committed():
-                self._on_committed(item)
-                return []
+                return self._on_committed(item)
             case Lost():
                 return self._on_lost(item)
             case PromptLogprobs():
@@ -186,16 +187,24 @@ class DecodeLeg:
         self._ticket_ns = time.monotonic_ns()
         return pb.GenerateEvent(reserved=ticket_message(ticket, replaces_lost))
 
-    def _on_committed(self, verdict: Committed) -> None:
+    def _on_committed(self, verdict: Committed) -> list[pb.GenerateEvent]:
         if not self._handoff.is_current(verdict):
-            return
+            return []
+        try:
+            vocab_size = self._engine.engine.model_config.vocab_size
+            commit = read_commit(verdict.commit, self._request, vocab_size)
+        except BadFrame as error:
+            num_tokens = len(self._request.prompt_token_ids)  # the KV itself is good
+            return self._on_lost(Lost(verdict.transfer_id, error, num_tokens))
         self._handoff.ticket = None
         self._committed_ns = verdict.at_ns
-        commit = pb.Commit.FromString(verdict.commit)
         if self._num_tickets == 1:  # a later leg may hit what an earlier one has computed for us
-            hits = [first.num_cached_tokens for first in commit.first_tokens]
-            self._num_cached_tokens = max(self._num_cached_tokens, *hits, 0)
-        self._attach({first.sample: first_token_of(first) for first in commit.first_tokens})
+            self._num_cached_tokens = max(self._num_cached_tokens, commit.num_cached_tokens)
+        self._attach(commit.first_tokens)
+        self._note_installed(verdict)
+        return []
+
+    def _note_installed(self, verdict: Committed) -> None:
         timings, installs = self._timings, self._handoff.installs
         timings.install_ns = installs.ns
         timings.install.begin_ns, timings.install.end_ns = installs.begin_ns, installs.end_ns
