@@ -57,6 +57,7 @@ def fabric_config(
         checksum=config.checksum,
         connect_timeout_s=config.connect_timeout_s,
         send_timeout_s=config.send_timeout_s,
+        offer_timeout_s=config.offer_timeout_s,
         first_frame_timeout_s=config.first_frame_timeout_s,
         transfer_timeout_s=config.transfer_timeout_s,
         faults=config.inject_faults,

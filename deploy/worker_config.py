@@ -107,6 +107,9 @@ class WorkerConfig:
     checksum: bool = flag(True, help="checksum every frame")
     connect_timeout_s: float = flag(5.0, help="to reach a peer's fabric, handshake included")
     send_timeout_s: float = flag(10.0, help="for one frame to leave")
+    offer_timeout_s: float = flag(
+        5.0, help="a peer that has announced frames and sends none for this long loses its slots"
+    )
     first_frame_timeout_s: float = flag(
         90.0,
         help="for a transfer to begin after its ticket is minted: several times the --max-queue-ms "

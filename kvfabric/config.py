@@ -29,6 +29,9 @@ class FabricConfig:
     """For each of: connecting, and the handshake."""
     send_timeout_s: float = 10.0
     """For each frame: handed to the network → received by the peer."""
+    offer_timeout_s: float = 5.0
+    """A frame on offer, for which a slot is kept: from the peer's frame before it → here. Packing
+    and the network are in it; whoever falls silent gives the slots back."""
     first_frame_timeout_s: float = 120.0
     """An expected transfer: `expect` → its first frame. Queueing and computing come first."""
     transfer_timeout_s: float = 30.0

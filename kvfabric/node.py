@@ -184,7 +184,8 @@ class Node:
             slots=self._recv_slots,
             checksummer=self._checksummer,
             counters=self._counters,
-            frame_timeout_s=self.config.transfer_timeout_s,
+            offer_timeout_s=min(self.config.offer_timeout_s, self.config.transfer_timeout_s),
+            install_timeout_s=self.config.transfer_timeout_s,
         )
         self._receptions.add(reception)
         self._runs.spawn(self._receive(reception))

@@ -3,7 +3,8 @@
 Life of a frame here:
 1. OFFER says that frames will come; only then are slots taken, so an idle peer pins none.
 2. A slot is acquired (the peer's cap and the budget hold the peer back: that is all the
-   back-pressure there is) and posted as a receive. Receives match in the order of the frames.
+   back-pressure there is) and posted as a receive. Receives match in the order of the frames. A
+   peer that offers and falls silent loses its connection, and its slots are free again.
 3. The frame lands, header and payload, in its slot. The header is judged, the checksum verified.
 4. The sink installs it; the slot is free again.
 
@@ -26,10 +27,11 @@ from kvfabric.control import (
     decode_control,
     encode_control,
 )
-from kvfabric.deadline import settled, within
+from kvfabric.deadline import settled
 from kvfabric.errors import (
     BadFrame,
     ChecksumMismatch,
+    DeadlineExceeded,
     FabricError,
     InstallFailed,
     TransferAborted,
@@ -62,14 +64,18 @@ class Reception:
         slots: SlotPool,
         checksummer: Checksummer,
         counters: FabricCounters,
-        frame_timeout_s: float,
+        offer_timeout_s: float,
+        install_timeout_s: float,
     ) -> None:
         self.endpoint = endpoint
         self._incoming = incoming
         self._slots = slots
         self._checksummer = checksummer
         self._counters = counters
-        self._frame_timeout_s = frame_timeout_s
+        self._offer_timeout_s = offer_timeout_s
+        self._install_timeout_s = install_timeout_s
+        self._clock = asyncio.get_running_loop().time
+        self._last_frame_s = 0.0  # when the last one came
         self._peer = 0  # generation of the sending process: its connections share one cap
         self._owed = 0  # frames offered and not yet given a slot
         self._numbers: OrderedDict[int, None] = OrderedDict()  # of the last messages
@@ -92,8 +98,8 @@ class Reception:
         self.endpoint.abort()
         loops.cancel()
         self._incoming.lose_connection(self, error)
-        await loops.join(self._frame_timeout_s)
-        await self._frames.join(self._frame_timeout_s)
+        await loops.join(self._install_timeout_s)
+        await self._frames.join(self._install_timeout_s)
 
     def break_off(self, error: FabricError) -> None:
         """Ends the connection. Never blocks; `run` returns soon after."""
@@ -129,7 +135,7 @@ class Reception:
 
     async def _take(self, slot: Slot, received: asyncio.Future[None]) -> None:
         try:
-            await within(self._frame_timeout_s, received, "an offered frame")
+            await self._arrived(received)
             header = read_frame(slot.message)
             if self._is_new(header.number):
                 await self._handle(header, slot)
@@ -137,8 +143,20 @@ class Reception:
                 self._receive_again()
         except FabricError as error:
             self.break_off(error)
-        if await settled(received, self._frame_timeout_s):
+        if await settled(received, self._install_timeout_s):
             self._slots.release(slot)
+
+    async def _arrived(self, received: asyncio.Future[None]) -> None:
+        """Frames come in the order of the receives: each has its time from the one before it."""
+        posted_s = self._clock()
+        while not received.done():
+            due_s = max(posted_s, self._last_frame_s) + self._offer_timeout_s
+            if (left_s := due_s - self._clock()) <= 0:
+                told = f"offered frames, and sent none for {self._offer_timeout_s:g} s"
+                raise DeadlineExceeded(told)
+            await asyncio.wait((received,), timeout=left_s)
+        self._last_frame_s = self._clock()
+        received.result()
 
     def _is_new(self, number: int) -> bool:
         if number in self._numbers:

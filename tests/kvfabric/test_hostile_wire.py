@@ -9,6 +9,7 @@ from kvfabric.control import CONTROL_NBYTES, Abort, AbortReason, Hello, Offer, R
 from kvfabric.errors import (
     BadFrame,
     ChecksumMismatch,
+    DeadlineExceeded,
     PeerLost,
     TransferAborted,
 )
@@ -168,6 +169,27 @@ async def test_a_frame_offered_and_not_sent_meets_its_deadline() -> None:
             await peer.offer(2)
             await peer.broken()
             await idle(node)
+        await works(node)
+
+
+async def test_a_peer_that_offers_and_freezes_pins_no_slot_for_long() -> None:
+    """Each frame has its time from the one before, however long the transfer itself may pause."""
+    async with (
+        open_nodes("inproc", count=1, offer_timeout_s=0.4, transfer_timeout_s=60.0) as (node,),
+        raw_sender("inproc", node) as peer,
+    ):
+        ticket, sink = expected(node, 400)
+        messages = whole_transfer(ticket, random_kv(400))
+        await peer.offer(len(messages))
+        for message in messages[:3]:
+            await asyncio.sleep(0.25)
+            await peer.send(message)
+        await sink.has_installed(3)
+        assert node.stats().recv_slots_used == node.config.recv_slots // 2, "its half is posted"
+        error, _ = await sink.loss()
+        assert isinstance(error, DeadlineExceeded)
+        await peer.broken()
+        await idle(node)
         await works(node)
 
 
