@@ -41,7 +41,13 @@ def main() -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: sys.exit(0))
     app = build_app(config, tokenizer, new_registry())
-    server = RouterServer(app, host=config.host, port=config.port, grace_s=config.shutdown_grace_s)
+    server = RouterServer(
+        app,
+        host=config.host,
+        port=config.port,
+        grace_s=config.shutdown_grace_s,
+        head_timeout_s=config.body_timeout_s,
+    )
     server.run()
     if not server.started:
         sys.exit(1)

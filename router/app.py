@@ -36,6 +36,8 @@ from router.validation import Validator
 from router.workers import WorkerSet
 from runtime.tls import TLS
 
+_READ = ["GET", "HEAD"]
+
 Work = Callable[[RequestRecord, JSONObject, Reply], Coroutine[Any, Any, None]]
 
 
@@ -157,7 +159,7 @@ def _add_completions(app: FastAPI) -> None:
 def _add_models(app: FastAPI, name: str) -> None:
     model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "baton"}
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=_READ)
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -169,11 +171,11 @@ def _add_models(app: FastAPI, name: str) -> None:
 
 
 def _add_operations(app: FastAPI, registry: CollectorRegistry) -> None:
-    @app.get("/healthz")
+    @app.api_route("/healthz", methods=_READ)
     async def alive() -> Response:
         return JSONResponse({"status": "alive"})
 
-    @app.get("/readyz")
+    @app.api_route("/readyz", methods=_READ)
     async def ready(request: Request) -> Response:
         is_ready = request.app.state.router.dispatcher.is_ready
         status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
@@ -184,7 +186,7 @@ def _add_operations(app: FastAPI, registry: CollectorRegistry) -> None:
         told = await _router_of(request).ledger.read()
         return Response(told.model_dump_json(), media_type="application/json")
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=_READ)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 

@@ -63,7 +63,9 @@ class RouterConfig:
         3.0, help="a worker that has not told its state for this long takes no requests"
     )
     renew_timeout_s: float = flag(3.0, help="time for asking a decode worker for another ticket")
-    body_timeout_s: float = flag(30.0, help="time for a client to send its request")
+    body_timeout_s: float = flag(
+        30.0, help="time for a client to send the head of a request, and again for its body"
+    )
     send_timeout_s: float = flag(30.0, help="a client that takes nothing for this long is left")
     shutdown_grace_s: float = flag(
         3.0, help="time open requests have to end after SIGTERM; then they get an error"

@@ -133,7 +133,9 @@ class Exchange(Response):
                 raw = await self._read_body(receive)
         except TimeoutError as error:
             text = f"The body did not come within {self._body_timeout_s:g} s."
-            raise ApiError(HTTPStatus.REQUEST_TIMEOUT, text) from error
+            # What comes yet is no request: as below, the connection cannot be used again.
+            headers = {"Connection": "close"}
+            raise ApiError(HTTPStatus.REQUEST_TIMEOUT, text, headers=headers) from error
         try:
             body = from_json(raw, allow_inf_nan=False)
         except ValueError as error:

@@ -11,14 +11,19 @@ import socket
 import uvicorn
 from fastapi import FastAPI
 
+from router.request_head import HeadTimeoutConfig
+
 KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, or they race with our close
 
 
 class RouterServer(uvicorn.Server):
-    def __init__(self, app: FastAPI, *, host: str, port: int, grace_s: float) -> None:
+    def __init__(
+        self, app: FastAPI, *, host: str, port: int, grace_s: float, head_timeout_s: float
+    ) -> None:
         super().__init__(
-            uvicorn.Config(
+            HeadTimeoutConfig(
                 app,
+                head_timeout_s=head_timeout_s,
                 host=host,
                 port=port,
                 loop="asyncio",

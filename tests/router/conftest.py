@@ -70,8 +70,11 @@ def start_router(tokenizer: TextTokenizer) -> StartRouter:
     @asynccontextmanager
     async def start(cluster: FakeCluster, **changes: object) -> AsyncIterator[RunningRouter]:
         registry = CollectorRegistry()
-        app = build_app(config_for(cluster, **changes), tokenizer, registry)
-        server = RouterServer(app, host="127.0.0.1", port=0, grace_s=0.3)
+        config = config_for(cluster, **changes)
+        app = build_app(config, tokenizer, registry)
+        server = RouterServer(
+            app, host="127.0.0.1", port=0, grace_s=0.3, head_timeout_s=config.body_timeout_s
+        )
         serving = asyncio.create_task(server.serve())
         await until(lambda: server.started)
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"

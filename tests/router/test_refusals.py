@@ -64,6 +64,69 @@ async def test_a_body_that_never_ends(start_router: StartRouter) -> None:
     async with fake_cluster(()) as cluster, start_router(cluster, body_timeout_s=0.1) as router:
         response = await router.http.post("/v1/completions", content=chunks(), headers=JSON)  # type: ignore[arg-type]
         error_of(response, 408)
+        assert response.headers["connection"] == "close"
+
+
+async def talk(router: RunningRouter, *pieces: bytes, pause_s: float = 0.03) -> tuple[bytes, float]:
+    """What comes back until the router closes the connection, and how long it took."""
+    host, _, port = router.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    began = asyncio.get_running_loop().time()
+    try:
+        heard = asyncio.create_task(reader.read())
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(pause_s)
+        async with asyncio.timeout(5):
+            return await heard, asyncio.get_running_loop().time() - began
+    finally:
+        writer.close()
+
+
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+
+
+async def test_a_head_that_trickles_in_meets_a_deadline(start_router: StartRouter) -> None:
+    """However often a byte of it comes; behind an answer too."""
+    async with fake_cluster(()) as cluster, start_router(cluster, body_timeout_s=0.15) as router:
+        heard, seconds = await talk(router, HEAD, *[b"X-A: b\r\n"] * 8)
+        assert heard.startswith(b"HTTP/1.1 408 ")
+        assert b"connection: close" in heard
+        assert 0.15 <= seconds < 2
+        heard, _ = await talk(router)
+        assert heard == b"", "who said nothing is told nothing"
+        body = b"Content-Length: 99999\r\n\r\n"
+        heard, _ = await talk(router, HEAD + body, *[b"x"] * 8)
+        assert heard.startswith(b"HTTP/1.1 200 ")
+        assert heard.count(b"HTTP/1.1") == 1
+        heard, _ = await talk(router, HEAD + b"\r\n" + HEAD)
+        assert heard.count(b"HTTP/1.1 200 ") == heard.count(b"HTTP/1.1 408 ") == 1
+
+
+async def test_an_idle_connection_and_a_slow_answer_have_their_time(
+    start_router: StartRouter, answer: Sequence[int]
+) -> None:
+    async with (
+        fake_cluster(answer) as cluster,
+        start_router(cluster, body_timeout_s=0.1, request_timeout_s=0.3) as router,
+    ):
+        assert (await router.http.get("/healthz")).status_code == 200
+        (connection,) = router.server.server_state.connections
+        await asyncio.sleep(0.2)
+        cluster.decodes[0].scripts.append(GenerateCall.hang)
+        error_of(await router.complete(), 504)
+        assert router.server.server_state.connections == {connection}
+
+
+async def test_who_asks_for_the_head_alone_gets_it(start_router: StartRouter) -> None:
+    async with fake_cluster(()) as cluster, start_router(cluster) as router:
+        for path in ("/healthz", "/readyz", "/metrics", "/v1/models"):
+            head, whole = await router.http.head(path), await router.http.get(path)
+            assert head.status_code == whole.status_code
+            assert (head.content, head.headers["content-type"]) == (
+                b"",
+                whole.headers["content-type"],
+            )
 
 
 async def test_paths_and_methods(start_router: StartRouter) -> None:

@@ -1,0 +1,87 @@
+"""HTTP connections on which a request's head must come in time.
+
+uvicorn bounds how long a connection is idle between requests, and the app how long a body takes;
+nobody bounds a head that trickles in, or what comes after an answer and belongs to no request. Here
+a connection has a given time from its beginning, or from the first byte after an answer, until a
+request has begun. Then it is told 408, if it has said anything, and closed.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from router.errors import ApiError
+
+
+class HeadTimeoutConfig(uvicorn.Config):
+    """uvicorn's own, and the time for a head."""
+
+    def __init__(self, app: Any, *, head_timeout_s: float, **settings: Any) -> None:
+        super().__init__(app, http=HeadTimeoutProtocol, ws="none", **settings)
+        self.head_timeout_s = head_timeout_s
+
+
+class HeadTimeoutProtocol(H11Protocol):
+    """One connection."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        assert isinstance(self.config, HeadTimeoutConfig)
+        self._timeout_s = self.config.head_timeout_s
+        self._deadline: asyncio.TimerHandle | None = None
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_idle:
+            self._expect_head()
+        super().data_received(data)
+        if not self._is_idle:
+            self._head_is_here()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_idle and self.conn.trailing_data[0]:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_here()
+        super().connection_lost(exc)
+
+    @property
+    def _is_idle(self) -> bool:
+        """No request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _expect_head(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self._timeout_s, self._give_up)
+
+    def _head_is_here(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+            text = f"The head of the request did not come within {self._timeout_s:g} s."
+            self._answer(ApiError(HTTPStatus.REQUEST_TIMEOUT, text))
+        self.transport.close()
+
+    def _answer(self, error: ApiError) -> None:
+        body = error.body().encode()
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        response = h11.Response(
+            status_code=error.status, headers=headers, reason=b"Request Timeout"
+        )
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
