@@ -79,7 +79,6 @@ class EngineLoop:
         swapper: Swapper | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock`: seconds, by which steps are measured."""
         self.on_events = on_events
         """May be set until `start`, as the next."""
         self.on_failure: Callable[[], None] = lambda: None
