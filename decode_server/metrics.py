@@ -6,7 +6,8 @@ from kvfabric.errors import FabricError
 from runtime.metrics import TTFT_SECONDS, HandoffStages
 
 LOCAL_PREFILL_REASONS = (
-    "colocated", "no_prefill_worker", "queue_full", "prefix_hit", "cheaper_tail",
+    "colocated", "no_prefill_worker", "queue_full", "probe", "prefix_hit",
+    "cheaper_tail",
 )  # fmt: skip
 """Reasons a router may give, and our own; any other counts as `other`, so that labels stay few."""
 

@@ -7,7 +7,6 @@
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import Literal
 
 import grpc
@@ -95,7 +94,7 @@ class LedgerWatch:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(name, text, ["worker"], registry=registry)
 
-        self._workers: Sequence[Worker] = (*workers.decodes, *workers.prefills)
+        self._workers = workers
         self._live = live
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -122,7 +121,9 @@ class LedgerWatch:
 
     async def read(self) -> Ledger:
         """Of this moment; takes no longer than the deadline."""
-        books = await asyncio.gather(*(self._ask(worker) for worker in self._workers))
+        # A worker that serves both has one ledger.
+        asked = {one.address: one for one in (*self._workers.prefills, *self._workers.decodes)}
+        books = await asyncio.gather(*(self._ask(worker) for worker in asked.values()))
         orphans = [orphan for one in books for orphan in self._orphans_of(one)]
         ledger = Ledger(grace_s=self._grace_s, workers=[*books], orphans=orphans)
         self._observe(ledger)

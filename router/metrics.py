@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -80,8 +79,8 @@ class RouterMetrics:
         ready = Gauge(
             "baton_workers_ready", "Workers that take requests.", ["role"], registry=registry
         )
-        ready.labels("decode").set_function(partial(_num_ready, workers.decodes))
-        ready.labels("prefill").set_function(partial(_num_ready, workers.prefills))
+        ready.labels("decode").set_function(lambda: _num_ready(workers.decodes))
+        ready.labels("prefill").set_function(lambda: _num_ready(workers.prefills))
 
     def count_retry(self, leg: str, reason: str) -> None:
         self.retries.labels(leg, reason).inc()

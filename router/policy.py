@@ -1,6 +1,7 @@
 """Which workers a prompt goes to: filter, score, pick. Pure: no IO, no clock.
 
-A pair must agree on what KV means (the fingerprint). Among the pairs that do, the least loaded
+A pair must agree on what KV means (the fingerprint), and is of two workers: one that serves both
+roles ships nothing to itself. Among the pairs that do, the least loaded
 wins; of equals, the workers picked least often, so that an idle cluster is used in turn.
 """
 
@@ -14,6 +15,8 @@ class Candidate(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def address(self) -> str: ...
     @property
     def is_ready(self) -> bool: ...
     @property
@@ -35,13 +38,18 @@ class Pair(Generic[D, P]):
     """None: there is no prefill worker for this decode worker."""
 
 
-def pick_prefill(prefills: Iterable[P], fingerprint: bytes | None = None) -> P | None:
-    """The least loaded ready worker; of that fingerprint, if one is given."""
+def pick_prefill(
+    prefills: Iterable[P], fingerprint: bytes | None = None, not_at: str = ""
+) -> P | None:
+    """The least loaded ready worker; of that fingerprint, if one is given, and not at that
+    address."""
     return min(
         (
             worker
             for worker in prefills
-            if worker.is_ready and fingerprint in (None, worker.fingerprint)
+            if worker.is_ready
+            and fingerprint in (None, worker.fingerprint)
+            and (not not_at or worker.address != not_at)
         ),
         key=_score,
         default=None,
@@ -52,7 +60,7 @@ def pick_pair(decodes: Iterable[D], prefills: Sequence[P]) -> Pair[D, P] | None:
     """The least loaded pair; a decode worker alone only if none has a partner; None if no
     decode worker is ready."""
     pairs = [
-        Pair(decode, pick_prefill(prefills, decode.fingerprint))
+        Pair(decode, pick_prefill(prefills, decode.fingerprint, decode.address))
         for decode in decodes
         if decode.is_ready
     ]
@@ -98,13 +106,14 @@ def judge_decodes(
     excluded: Callable[[D], str] = lambda worker: "",
 ) -> list[Verdict]:
     """As `judge_prefills`, each with its best partner among `prefills`."""
-    partners: dict[bytes, P | None] = {}
+    partners: dict[tuple[bytes, str], P | None] = {}
+    own = {worker.address for worker in prefills}
     judged = []
     has_partner = False
     for worker in decodes:
-        kind = worker.fingerprint
+        kind = worker.fingerprint, worker.address if worker.address in own else ""
         if kind not in partners:
-            partners[kind] = pick_prefill(prefills, kind)
+            partners[kind] = pick_prefill(prefills, *kind)
         is_alone, load, score = _pair_score(Pair(worker, partners[kind]))
         has_partner |= worker is taken and not is_alone
         why = excluded(worker) or _unfit(worker) or ("no_partner" if is_alone else "")

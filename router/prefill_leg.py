@@ -207,7 +207,8 @@ class PrefillLegs:
     def _pick(self) -> PrefillWorker | None:
         """Raises QueueFull if all that are left are full."""
         failed, fingerprint = self._progress.failed_prefills, self._decode.fingerprint
-        left = [worker for worker in self._workers.prefills if worker.address not in failed]
+        excluded = {*failed, self._decode.address}
+        left = [worker for worker in self._workers.prefills if worker.address not in excluded]
         return pick_with_room(left, self._progress, fingerprint)
 
     async def _compute_on_decode(self, ticket: pb.KVTicket) -> None:

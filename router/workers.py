@@ -5,137 +5,37 @@
 2. A worker is ready while its state comes in time, its engine turns, and it says that it
    serves the role.
 3. `report` takes a failed call into account: a worker that may be gone counts as not ready until
-   it tells its state again. `wait_for` sleeps until something has changed.
-4. `close` ends the tasks and the channels; by then no call is open any more.
+   it tells its state again, and one whose calls fail too often (router/breaker.py) until a probe
+   of ours has gone well; unless it is the last of its role.
+4. Workers join (`add`) and leave (`remove`) at any time; one that says that it serves another role
+   too is known for that as well.
+5. `close` ends the tasks and the channels; by then no call is open any more.
+
+`wait_for` sleeps until something has changed.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
-
-import grpc
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from protos import serving_pb2 as pb
-from protos import serving_pb2_grpc as pb_grpc
-from router.clock import WorkerClock
 from router.errors import LegFailed
-from router.prefix_index import PrefixIndex
+from router.probe import probe
 from router.state_watch import follow
 from router.tasks import cancel_and_wait
-from runtime.grpc_client import open_channel
+from router.worker import DecodeWorker, PrefillWorker, Worker
 from runtime.log import get_logger
 from runtime.tls import TLS
 
 log = get_logger()
 
+__all__ = ["DecodeWorker", "PrefillWorker", "Worker", "WorkerSet"]
+
 T = TypeVar("T")
 
-
-class Worker:
-    """One service of one worker process, as the router sees it (a policy `Candidate`)."""
-
-    role: pb.Role.ValueType
-    stub: "pb_grpc.DecodeAsyncStub | pb_grpc.PrefillAsyncStub"
-
-    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
-        self.address = address
-        self.status = pb.WorkerStatus()
-        self.steps = pb.StepTimes()
-        self.index = PrefixIndex()
-        """What it has cached."""
-        self.is_ready = False
-        self.num_picks = 0
-        self.num_refreshes = 0
-        """States received; says whether one came after a given moment."""
-        self.clock = WorkerClock()
-        self._channel = channel
-        self._num_in_flight = 0
-        self._num_in_flight_at_refresh = 0
-
-    @property
-    def name(self) -> str:
-        return self.status.name or self.address
-
-    @property
-    def fingerprint(self) -> bytes:
-        return self.status.fingerprint
-
-    @property
-    def load(self) -> int:
-        """Requests there: what it reported, corrected by what this router has done since."""
-        status = self.status
-        reported = status.num_waiting + status.num_running + status.num_awaiting_kv
-        since = self._num_in_flight - self._num_in_flight_at_refresh
-        return max(self._num_in_flight, reported + since)
-
-    @property
-    def has_queue_room(self) -> bool:
-        """By its last status, a prompt that came now would not wait too long there."""
-        max_queue_ms = self.status.max_queue_ms
-        return not max_queue_ms or self.status.queue_ms <= max_queue_ms
-
-    @contextmanager
-    def in_flight(self, num_samples: int = 1) -> Iterator[None]:
-        """Held for the life of a call, which makes so many sequences run."""
-        self.num_picks += 1
-        self._num_in_flight += num_samples
-        try:
-            yield
-        finally:
-            self._num_in_flight -= num_samples
-
-    def take(self, state: pb.WorkerState, max_idle_s: float) -> bool:
-        """It says how it is. False: changes of its cache were missed, and its index is void."""
-        self.status, self.steps = state.status, state.steps
-        self.num_refreshes += 1
-        self._num_in_flight_at_refresh = self._num_in_flight
-        problem = self.problem(state.status)
-        if not problem and state.idle_ms > max_idle_s * 1000:
-            problem = f"its engine has not turned for {state.idle_ms} ms"
-        self.set_ready(not problem, problem)
-        limit = state.status.num_blocks
-        return not state.HasField("cache") or self.index.apply(
-            state.status.generation, state.cache, limit
-        )
-
-    def problem(self, status: pb.WorkerStatus) -> str:
-        """Why a worker that says this of itself takes no requests; empty: it does."""
-        if status.role != self.role:
-            return f"its role is {pb.Role.Name(status.role)}"
-        if status.draining:
-            return "draining"
-        return "" if self.role in (status.serves or [self.role]) else "it serves another role"
-
-    def set_ready(self, is_ready: bool, problem: str = "") -> None:
-        if is_ready != self.is_ready:
-            say = log.info if is_ready else log.warning
-            said = {"worker": self.name, "role": pb.Role.Name(self.role), "ready": is_ready}
-            say("worker changed", address=self.address, problem=problem, **said)
-        self.is_ready = is_ready
-
-    async def close(self) -> None:
-        await self._channel.close()
-
-
-class DecodeWorker(Worker):
-    role = pb.ROLE_DECODE
-    stub: "pb_grpc.DecodeAsyncStub"
-
-    def __init__(self, address: str, tls: TLS | None = None) -> None:
-        channel = open_channel(address, tls)
-        super().__init__(address, channel)
-        self.stub = pb_grpc.DecodeStub(channel)
-
-
-class PrefillWorker(Worker):
-    role = pb.ROLE_PREFILL
-    stub: "pb_grpc.PrefillAsyncStub"
-
-    def __init__(self, address: str, tls: TLS | None = None) -> None:
-        channel = open_channel(address, tls)
-        super().__init__(address, channel)
-        self.stub = pb_grpc.PrefillStub(channel)
+PROBE_TIMEOUT_S = 5.0
 
 
 class WorkerSet:
@@ -153,22 +53,62 @@ class WorkerSet:
     ) -> None:
         """`interval_s`: pause before a worker that could not be followed is tried again.
         `timeout_s`: longest silence. `max_idle_s`: longest time between two turns of an engine."""
-        self.decodes = tuple(DecodeWorker(address, tls) for address in dict.fromkeys(decodes))
-        self.prefills = tuple(PrefillWorker(address, tls) for address in dict.fromkeys(prefills))
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._max_idle_s = max_idle_s
+        self._tls = tls
         self._changed = asyncio.Event()
-        self._watches: list[asyncio.Task[None]] = []
+        self._watches: dict[Worker, asyncio.Task[None]] = {}
+        self._others: set[asyncio.Task[None]] = set()  # probes, and workers that are leaving
+        self._is_started = False
+        self._all: tuple[Worker, ...] = ()
+        for address in decodes:
+            self.add(address, pb.ROLE_DECODE)
+        for address in prefills:
+            self.add(address, pb.ROLE_PREFILL)
+
+    @property
+    def decodes(self) -> tuple[DecodeWorker, ...]:
+        """That serve as such, ready or not."""
+        return tuple(one for one in self._all if isinstance(one, DecodeWorker) and one.is_on_duty)
+
+    @property
+    def prefills(self) -> tuple[PrefillWorker, ...]:
+        return tuple(one for one in self._all if isinstance(one, PrefillWorker) and one.is_on_duty)
+
+    @property
+    def everyone(self) -> tuple[Worker, ...]:
+        """Those that serve as something else just now, too: each process once a role."""
+        return self._all
 
     def start(self) -> None:
-        assert not self._watches
-        self._watches = [asyncio.create_task(self._watch(worker)) for worker in self._all]
+        assert not self._is_started
+        self._is_started = True
+        for worker in self._all:
+            self._follow(worker)
 
     async def close(self) -> None:
-        await cancel_and_wait(*self._watches)
+        await cancel_and_wait(*self._watches.values(), *self._others)
         for worker in self._all:
             await worker.close()
+
+    def add(self, address: str, role: pb.Role.ValueType) -> None:
+        """It joins, if it is not there in that role."""
+        if any(worker.address == address and worker.role == role for worker in self._all):
+            return
+        kind = DecodeWorker if role == pb.ROLE_DECODE else PrefillWorker
+        worker = kind(address, self._tls)
+        self._all = (*self._all, worker)
+        if self._is_started:
+            self._follow(worker)
+
+    def remove(self, address: str) -> None:
+        """It leaves, in all its roles; calls of ours that are open there run to their end."""
+        for worker in [one for one in self._all if one.address == address]:
+            self._all = tuple(one for one in self._all if one is not worker)
+            worker.set_ready(False, "removed")
+            self._spawn(self._let_go(worker))
+        self._note_change()
 
     @property
     def max_model_len(self) -> int | None:
@@ -178,8 +118,13 @@ class WorkerSet:
         )
 
     def report(self, worker: Worker, failure: LegFailed) -> None:
-        if failure.is_worker_suspect or failure.is_goodbye:
+        if failure.is_goodbye:
             worker.set_ready(False, failure.reason)
+            return
+        worker.breaker.failed(time.monotonic(), random.random())
+        self._note_last_resort(worker)
+        is_ready = worker.is_ready and not failure.is_worker_suspect
+        worker.set_ready(is_ready, "" if is_ready else failure.reason)
 
     async def wait_for(self, choose: Callable[[], T | None], timeout_s: float) -> T | None:
         """What `choose` returns, as soon as it is something; None after `timeout_s`."""
@@ -191,17 +136,54 @@ class WorkerSet:
             return None
         return choice
 
-    @property
-    def _all(self) -> tuple[Worker, ...]:
-        return (*self.decodes, *self.prefills)
+    def _follow(self, worker: Worker) -> None:
+        self._watches[worker] = asyncio.create_task(self._watch(worker))
 
     async def _watch(self, worker: Worker) -> None:
+        def on_change() -> None:
+            self._look_at(worker)
+            self._note_change()
+
         while True:
-            problem = await follow(worker, self._timeout_s, self._max_idle_s, self._note_change)
+            problem = await follow(worker, self._timeout_s, self._max_idle_s, on_change)
             if problem:
                 worker.set_ready(False, problem)
                 self._note_change()
                 await asyncio.sleep(self._interval_s)
+
+    def _look_at(self, worker: Worker) -> None:
+        """It has told its state: it may serve another role too, or be worth a probe."""
+        self._note_last_resort(worker)
+        for role in worker.status.serves:
+            self.add(worker.address, role)
+        if worker.breaker.begin_probe(time.monotonic()):
+            self._spawn(self._probe(worker))
+
+    def _note_last_resort(self, worker: Worker) -> None:
+        others = (one for one in self._all if one.role == worker.role and one is not worker)
+        worker.is_last_resort = not any(other.is_ready for other in others)
+
+    async def _probe(self, worker: Worker) -> None:
+        went_well = False
+        try:
+            went_well = await probe(worker, PROBE_TIMEOUT_S)
+        finally:
+            worker.breaker.end_probe(time.monotonic(), random.random(), went_well=went_well)
+        log.info("worker probed", worker=worker.name, went_well=went_well)
+
+    async def _let_go(self, worker: Worker) -> None:
+        watch = self._watches.pop(worker, None)
+        if watch is not None:
+            await cancel_and_wait(watch)
+        try:
+            await worker.idle()
+        finally:
+            await worker.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
 
     def _note_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

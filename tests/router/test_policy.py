@@ -15,6 +15,7 @@ class Known:
     fingerprint: bytes = b"f"
     is_ready: bool = True
     num_picks: int = 0
+    address: str = ""
 
 
 WORKERS = st.lists(
@@ -25,6 +26,7 @@ WORKERS = st.lists(
         fingerprint=st.sampled_from([b"f", b"g"]),
         is_ready=st.booleans(),
         num_picks=st.integers(0, 3),
+        address=st.sampled_from(["", "a:1", "b:1"]),
     ),
     max_size=5,
 )
@@ -40,6 +42,7 @@ def test_a_pair_is_ready_agrees_and_is_the_least_loaded(
         for decode in decodes
         for prefill in prefills
         if decode.is_ready and prefill.is_ready and decode.fingerprint == prefill.fingerprint
+        if not decode.address or decode.address != prefill.address
     ]
     if pair is None:
         assert not any(decode.is_ready for decode in decodes)
@@ -50,6 +53,7 @@ def test_a_pair_is_ready_agrees_and_is_the_least_loaded(
         assert pair.decode.is_ready
         assert pair.prefill.is_ready
         assert pair.decode.fingerprint == pair.prefill.fingerprint
+        assert pair.decode.address == "" or pair.decode.address != pair.prefill.address
         assert pair.decode.load + pair.prefill.load == min(able)
 
 
