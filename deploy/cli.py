@@ -1,6 +1,7 @@
-"""The `baton` command: `baton up` runs a cluster; the other words start one process each.
+"""The `baton` command: `baton up` runs a cluster, `baton drain` and its like change a running one
+(deploy/admin.py); the other words start one process each.
 
-`up` is the only one that runs here. The others become `python -m …`, in this same process, and
+Those others become `python -m …`, in this same process, and
 their flags are theirs: `baton decode --help` is the help of the worker. One flag is ours: with
 `--model NAME` (or BATON_MODEL) the model is prepared first, and its folder is passed on.
 """
@@ -11,7 +12,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from deploy import plan, up
+from deploy import admin, plan, up
 from deploy.plan import Model, UpConfig
 from runtime import flags
 
@@ -26,6 +27,13 @@ Serves a language model with prefill and decode on different workers.
   baton prefill     one prefill worker
   baton decode      one decode worker
   baton both        one worker that serves both
+
+
+  baton workers     the workers of a running cluster, and what they do
+  baton drain W     a worker takes nothing new; what it runs goes on, there or elsewhere
+  baton flip W R    a worker serves R from now on: prefill, decode or both
+  baton add H:P     a worker that runs already joins
+  baton remove W    the router forgets a worker
 
 Try:
   baton up                             one prefill and one decode worker, demo model
@@ -51,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _become(up.PREPARE, *rest)
     if command in COMMANDS:
         _become(*COMMANDS[command], *_with_model(command, rest))
+    if command in admin.COMMANDS:
+        sys.exit(admin.main(command, rest))
     if command in ("-h", "--help", "help"):
         print(USAGE, end="")
         sys.exit(0)

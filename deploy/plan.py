@@ -129,13 +129,17 @@ def check(config: UpConfig) -> None:
 
 
 def make(
-    config: UpConfig, model: Model, log: Callable[[str], Path], environ: Mapping[str, str]
+    config: UpConfig,
+    model: Model,
+    log: Callable[[str], Path],
+    environ: Mapping[str, str],
+    admin_token_file: Path,
 ) -> Plan:
     """`log` gives the log file of a process by its name. Raises BadCores, BadGpus."""
     prefill = config.prefill if config.mode == "disaggregated" else 0
     roles = ["prefill"] * prefill + ["decode"] * config.decode
     names = [f"prefill-{i}" for i in range(prefill)] + [f"decode-{i}" for i in range(config.decode)]
-    ports = iter(free_ports(2 * len(roles)))
+    ports = iter(free_ports(2 * len(roles) + 1))
     ranks = [config.ranks(role) for role in roles]
     gpus = visible_gpus(config.device, environ)
     placement = place(names, ranks, usable_cores(config.cores), gpus)
@@ -156,7 +160,8 @@ def make(
         for i, (name, role) in enumerate(zip(names, roles, strict=True))
         for grpc_port, metrics_port in [(next(ports), next(ports))]
     )
-    router = _router(config, model, workers, log("router"), base)
+    admin = (f"{LOOPBACK}:{next(ports)}", admin_token_file)
+    router = _router(config, model, workers, log("router"), base, admin)
     return Plan(model, (*workers, router), f"http://{router.addresses['http']}", placement.summary)
 
 
@@ -237,7 +242,9 @@ def _router(
     workers: tuple[ProcessSpec, ...],
     log: Path,
     environ: Mapping[str, str],
+    admin: tuple[str, Path],
 ) -> ProcessSpec:
+    """`admin`: the address of its admin API, and the file with the token."""
     host = LOOPBACK if config.host in ("0.0.0.0", "::", "") else config.host
     address = f"[{host}]:{config.port}" if ":" in host else f"{host}:{config.port}"
 
@@ -250,6 +257,7 @@ def _router(
         *("--served-model-name", model.served_model_name),
         *("--prefill", addresses("prefill"), "--decode", addresses("decode")),
         *("--shutdown-grace-s", str(STOP_GRACE_S), "--ready-wait-s", str(RESTART_S)),
+        *("--admin-port", admin[0].rpartition(":")[2], "--admin-token-file", str(admin[1])),
         *shlex.split(config.router_args),
     )
     return ProcessSpec(
@@ -257,6 +265,6 @@ def _router(
         role="router",
         argv=argv,
         environ=environ,
-        addresses={"http": address, "metrics": address},
+        addresses={"http": address, "metrics": address, "admin": admin[0]},
         log=log,
     )

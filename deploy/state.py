@@ -2,12 +2,14 @@
 
 1. `RunDir(path)` as a context takes the lock; a second cluster there is refused.
 2. `write` replaces `cluster.json` in one step: a reader sees the old list or the new one.
-3. On leaving, `cluster.json` goes; the logs stay. After a kill -9 it stays, but the lock is free.
+3. On leaving, `cluster.json` and the admin API's token go; the logs stay. After a kill -9 they
+   stay, but the lock is free.
 """
 
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ class Member:
     role: str
     pid: int
     addresses: Mapping[str, str]
-    """host:port by what is spoken there: `http` or `grpc`, and `metrics`."""
+    """host:port by what is spoken there: `http` and `admin`, or `grpc`; and `metrics`."""
     log: str
 
 
@@ -42,13 +44,24 @@ class RunDir:
 
     def write(self, members: Sequence[Member]) -> None:
         text = json.dumps([asdict(member) for member in members], indent=2) + "\n"
-        new = self._cluster.with_suffix(".new")
+        new = self.cluster_file.with_suffix(".new")
         new.write_text(text)
-        new.replace(self._cluster)
+        new.replace(self.cluster_file)
+
+    def draw_admin_token(self) -> None:
+        """Another one, which only this user may read."""
+        self.admin_token_file.unlink(missing_ok=True)
+        fd = os.open(self.admin_token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
 
     @property
-    def _cluster(self) -> Path:
+    def cluster_file(self) -> Path:
         return self.path / "cluster.json"
+
+    @property
+    def admin_token_file(self) -> Path:
+        return self.path / "admin-token"
 
     def __enter__(self) -> Self:
         try:
@@ -63,9 +76,10 @@ class RunDir:
             raise RunDirUnusable(
                 f"another cluster runs in {self.path}; stop it, or choose another --run-dir"
             ) from None
-        self._cluster.unlink(missing_ok=True)
+        self.cluster_file.unlink(missing_ok=True)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._cluster.unlink(missing_ok=True)
+        self.cluster_file.unlink(missing_ok=True)
+        self.admin_token_file.unlink(missing_ok=True)
         os.close(self._lock_fd)

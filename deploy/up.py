@@ -67,7 +67,9 @@ async def _until_signal(config: UpConfig) -> None:
 async def _up(config: UpConfig) -> None:
     with RunDir(Path(config.run_dir)) as run_dir:
         plan.check(config)
-        made = plan.make(config, await _prepare(config), run_dir.log, os.environ)
+        run_dir.draw_admin_token()
+        model = await _prepare(config)
+        made = plan.make(config, model, run_dir.log, os.environ, run_dir.admin_token_file)
         supervisor = Supervisor(
             made.specs, on_change=lambda: _record(run_dir, supervisor), say=console.print
         )

@@ -4,6 +4,7 @@ import signal
 import sys
 from pathlib import Path
 
+from router.admin_server import NoToken, read_token
 from router.app import build_app
 from router.config import RouterConfig
 from router.server import RouterServer
@@ -35,7 +36,8 @@ def main() -> None:
     try:
         tokenizer = TextTokenizer.from_folder(Path(config.model_path))
         TLS.from_files(config.tls_cert, config.tls_key, config.tls_ca)  # or say now what is wrong
-    except (UnusableModelFolder, BadTLS) as error:
+        read_token(config)
+    except (UnusableModelFolder, BadTLS, NoToken) as error:
         sys.exit(f"python -m router: {error}")
     # uvicorn hands the signal that ended it on to these: an end that was asked for is a good one.
     for signum in (signal.SIGTERM, signal.SIGINT):

@@ -16,11 +16,13 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
+from router.admin_server import admin_server
 from router.answer import answer
 from router.config import RouterConfig
 from router.dispatch import Dispatcher
 from router.errors import ApiError, ModelNotFound
 from router.exchange import Exchange, Reply
+from router.fleet import Fleet
 from router.generation import generate
 from router.grammar_check import GrammarCheck
 from router.ledger import LedgerWatch
@@ -116,11 +118,16 @@ def build_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         router = app.state.router = Router(config, tokenizer, registry)
+        admin = admin_server(config, Fleet(router.workers))
         router.workers.start()
         router.ledger.start()
+        if admin is not None:
+            admin.start()
         try:
             yield
         finally:
+            if admin is not None:
+                await admin.close()
             router.dispatcher.stop()
             router.grammars.close()
             await router.ledger.close()

@@ -30,6 +30,14 @@ class RouterConfig:
     tls_key: str = flag("", metavar="FILE", help="PEM, its key, without a password")
     tls_ca: str = flag("", metavar="FILE", help="PEM, the authority that signs every process")
 
+    admin_port: int = flag(
+        0, help="port of the admin API, by which workers join, drain and change roles; 0: none"
+    )
+    admin_host: str = flag("127.0.0.1", help="address that the admin API listens on")
+    admin_token_file: str = flag(
+        "", metavar="FILE", help="what is in it must come with each request to the admin API"
+    )
+
     max_attempts: int = flag(
         6, help="attempts at a prompt in a row that fail without a new token, before it is given up"
     )

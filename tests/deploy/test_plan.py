@@ -12,7 +12,8 @@ MODEL = Model("/models/tiny", "tiny")
 
 
 def made(config: UpConfig, environ: Mapping[str, str] | None = None) -> Plan:
-    return plan.make(config, MODEL, lambda name: Path(f"{name}.log"), environ or {})
+    token = Path("admin-token")
+    return plan.make(config, MODEL, lambda name: Path(f"{name}.log"), environ or {}, token)
 
 
 def value(argv: tuple[str, ...], name: str) -> str:
@@ -26,6 +27,9 @@ def test_the_router_knows_the_workers_addresses() -> None:
     for worker in workers:
         assert value(worker.argv, "--grpc-port") in worker.addresses["grpc"]
         assert worker.addresses["grpc"] in value(router.argv, f"--{worker.role}")
+    assert value(router.argv, "--admin-port") in router.addresses["admin"]
+    assert router.addresses["admin"] not in ports
+    assert value(router.argv, "--admin-token-file") == "admin-token"
 
 
 def test_the_users_own_flags_come_last() -> None:

@@ -15,6 +15,11 @@ def test_the_list_lives_as_long_as_the_cluster(tmp_path: Path) -> None:
     with RunDir(cluster.parent) as run_dir:
         run_dir.write([MEMBER])
         run_dir.write([MEMBER, MEMBER])
+        run_dir.draw_admin_token()
+        first = run_dir.admin_token_file.read_text()
+        run_dir.draw_admin_token()
+        assert run_dir.admin_token_file.stat().st_mode & 0o777 == 0o600
+        assert first != run_dir.admin_token_file.read_text()
         assert json.loads(cluster.read_text())[1] == {
             "name": "decode-0",
             "role": "decode",

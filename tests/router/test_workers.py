@@ -9,10 +9,9 @@ import pytest
 from protos import serving_pb2 as pb
 from router.errors import BadRequest
 from tests.router.dispatch_bench import ANSWER, Client, StartBench, make_prompt, until_tokens
-from tests.router.fake_relay import Relay
+from tests.router.fake_both import join
 from tests.router.fake_workers import (
     FakeDecode,
-    FakePrefill,
     GenerateCall,
     PrefillCall,
     until,
@@ -125,30 +124,10 @@ async def test_a_worker_leaves_and_its_stream_runs_to_the_end(start_bench: Start
         assert [worker.address for worker in bench.workers.decodes] == [second.address]
 
 
-class FakeBoth(FakeDecode):
-    """With both services, as real workers have them."""
-
-    def __init__(self, relay: Relay, name: str) -> None:
-        super().__init__(relay, name)
-        self.prefill = FakePrefill(relay, name)
-
-    def _add(self, server: grpc.aio.Server) -> None:
-        super()._add(server)
-        self.prefill._add(server)
-
-    def serves(self, *roles: pb.Role.ValueType) -> None:
-        for service in (self, self.prefill):
-            service.status.serves[:] = roles
-            service.status.draining = not roles
-
-
 async def test_a_worker_takes_another_role(start_bench: StartBench) -> None:
     """From decode to both, to prefill alone, and back."""
     async with start_bench() as bench:
-        both = FakeBoth(bench.cluster.relay, "both")
-        both.serves(pb.ROLE_DECODE, pb.ROLE_PREFILL)
-        await both.start()
-        bench.cluster.decodes.append(both)
+        both = await join(bench.cluster)
         bench.workers.add(both.address, pb.ROLE_DECODE)
         await until(lambda: len(bench.workers.everyone) == 4)
         await until(lambda: all(worker.is_ready for worker in bench.workers.everyone))
@@ -170,10 +149,7 @@ async def test_a_worker_takes_another_role(start_bench: StartBench) -> None:
 async def test_a_worker_of_both_roles_does_not_ship_to_itself(start_bench: StartBench) -> None:
     """Alone it computes prompts where they are decoded."""
     async with start_bench(num_decodes=0, num_prefills=0) as bench:
-        both = FakeBoth(bench.cluster.relay, "both")
-        both.serves(pb.ROLE_DECODE, pb.ROLE_PREFILL)
-        await both.start()
-        bench.cluster.decodes.append(both)
+        both = await join(bench.cluster)
         bench.workers.add(both.address, pb.ROLE_DECODE)
         await until(lambda: len(bench.workers.everyone) == 2)
         await until(lambda: all(worker.is_ready for worker in bench.workers.everyone))

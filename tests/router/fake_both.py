@@ -1,0 +1,41 @@
+"""A fake worker with both services and a duty, as real ones have them."""
+
+import grpc
+
+from protos import serving_pb2 as pb
+from protos import serving_pb2_grpc as pb_grpc
+from tests.router.fake_relay import Relay
+from tests.router.fake_workers import FakeCluster, FakeDecode, FakePrefill
+
+
+class FakeBoth(FakeDecode, pb_grpc.DutyServicer):
+    """The decode service, with `prefill` beside it."""
+
+    def __init__(self, relay: Relay, name: str) -> None:
+        super().__init__(relay, name)
+        self.prefill = FakePrefill(relay, name)
+        self.assignments: list[pb.AssignRequest] = []
+
+    def _add(self, server: grpc.aio.Server) -> None:
+        super()._add(server)
+        self.prefill._add(server)
+        pb_grpc.add_DutyServicer_to_server(self, server)
+
+    async def Assign(self, request: pb.AssignRequest, context: object) -> pb.AssignReply:
+        self.assignments.append(request)
+        self.serves(*request.roles)
+        return pb.AssignReply(num_leaving=2)
+
+    def serves(self, *roles: pb.Role.ValueType) -> None:
+        for service in (self, self.prefill):
+            service.status.serves[:] = roles
+            service.status.draining = not roles
+
+
+async def join(cluster: FakeCluster) -> FakeBoth:
+    """One more worker of the cluster; the router is still to hear of it."""
+    both = FakeBoth(cluster.relay, "both")
+    both.serves(pb.ROLE_DECODE, pb.ROLE_PREFILL)
+    await both.start()
+    cluster.decodes.append(both)
+    return both

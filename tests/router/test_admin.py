@@ -1,0 +1,174 @@
+"""The admin API over a real socket, and the commands that speak to it."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deploy import admin
+from protos import serving_pb2 as pb
+from router.admin import build_admin
+from router.admin_server import AdminServer, CannotListen, NoToken, read_token
+from router.config import RouterConfig
+from router.fleet import Fleet
+from router.workers import WorkerSet
+from tests.router.conftest import StartRouter
+from tests.router.fake_both import FakeBoth, join
+from tests.router.fake_workers import fake_cluster, until
+
+TOKEN = "a-long-token"
+
+
+class Operator:
+    """Speaks to one admin API, by HTTP and by the command line."""
+
+    def __init__(self, port: int, token_file: Path, http: httpx.AsyncClient) -> None:
+        self.http = http
+        self._where = ["--admin", f"http://127.0.0.1:{port}", "--admin-token-file", str(token_file)]
+
+    async def run(self, command: str, *argv: str) -> int:
+        return await asyncio.to_thread(admin.main, command, [*argv, *self._where])
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    return file
+
+
+@asynccontextmanager
+async def operated(
+    start_router: StartRouter, token_file: Path, port: int
+) -> AsyncIterator[tuple[FakeBoth, Operator]]:
+    """A router over a decode and a prefill worker, and a third that it does not know yet."""
+    async with (
+        fake_cluster([5, 6]) as cluster,
+        start_router(cluster, admin_port=port, admin_token_file=str(token_file)),
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {TOKEN}"}
+        ) as http,
+    ):
+        yield await join(cluster), Operator(port, token_file, http)
+
+
+async def test_nothing_is_told_without_the_token(
+    start_router: StartRouter, token_file: Path, unused_tcp_port: int
+) -> None:
+    async with operated(start_router, token_file, unused_tcp_port) as (_, operator):
+        for given in ("", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer", "Bearer \xff"):
+            for path in ("/admin/workers", "/admin/nothing"):
+                headers = {b"Authorization": given.encode("latin-1")}
+                refusal = await operator.http.get(path, headers=headers)
+                assert refusal.status_code == 401
+                assert refusal.headers["www-authenticate"] == "Bearer"
+                assert refusal.json()["error"]["code"] == "invalid_admin_token"
+                assert TOKEN not in refusal.text
+        assert (await operator.http.get("/admin/workers")).status_code == 200
+        assert (await operator.http.get("/admin/nothing")).status_code == 404
+
+
+async def test_a_worker_joins_flips_drains_and_leaves(
+    start_router: StartRouter,
+    token_file: Path,
+    unused_tcp_port: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with operated(start_router, token_file, unused_tcp_port) as (both, operator):
+
+        async def told() -> dict[str, dict[str, object]]:
+            workers = (await operator.http.get("/admin/workers")).json()["workers"]
+            return {one["name"]: one for one in workers}
+
+        async def seen(**fields: object) -> None:
+            async with asyncio.timeout(3):
+                for _ in itertools.count():
+                    both_told = (await told()).get("both", {})
+                    if all(both_told.get(key) == value for key, value in fields.items()):
+                        return
+
+        assert list(await told()) == ["decode-0", "prefill-0"]
+        assert await operator.run("add", both.address) == 0
+        await seen(ready={"decode": True, "prefill": True})
+        assert await operator.run("add", both.address) == 0
+        assert len(await told()) == 3
+
+        assert await operator.run("flip", "both", "prefill", "--grace-s", "2.5") == 0
+        assert both.assignments[-1] == pb.AssignRequest(roles=[pb.ROLE_PREFILL], grace_ms=2500)
+        out, err = capsys.readouterr()
+        assert "prefill" in out
+        assert "2 calls end there, or elsewhere after 2.5 s" in err
+        await seen(serves=["prefill"])
+
+        both.status.num_running = both.prefill.status.num_running = 1
+        draining = asyncio.create_task(operator.run("drain", both.address))
+        await until(lambda: both.assignments[-1] == pb.AssignRequest(grace_ms=30_000))
+        await asyncio.sleep(0.1)
+        assert not draining.done()
+        both.status.num_running = both.prefill.status.num_running = 0
+        assert await draining == 0
+        assert await operator.run("workers") == 0
+        assert "draining" in capsys.readouterr().out
+
+        assert await operator.run("remove", "both") == 0
+        assert list(await told()) == ["decode-0", "prefill-0"]
+
+
+async def test_refusals_name_what_is_wrong(
+    start_router: StartRouter,
+    token_file: Path,
+    unused_tcp_port: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with operated(start_router, token_file, unused_tcp_port) as (_, operator):
+        for body, param in (
+            ({"address": "nowhere"}, "address"),
+            ({}, "address"),
+            ({"address": "a:1", "more": 1}, "more"),
+        ):
+            refusal = await operator.http.post("/admin/workers", json=body)
+            assert refusal.status_code == 400
+            assert refusal.json()["error"]["param"] == param
+        wrong: list[tuple[dict[str, object], str]] = [
+            ({"roles": ["cook"]}, "roles.0"),
+            ({"roles": [], "grace_s": -1}, "grace_s"),
+        ]
+        for roles, param in wrong:
+            refusal = await operator.http.post("/admin/workers/decode-0/roles", json=roles)
+            assert refusal.status_code == 400
+            assert refusal.json()["error"]["param"] == param
+        assert await operator.run("drain", "nobody") == 1
+        assert "'nobody'" in capsys.readouterr().err
+        # This fake one has no duty.
+        refusal = await operator.http.post("/admin/workers/decode-0/roles", json={"roles": []})
+        assert refusal.status_code == 502
+        assert "unimplemented" in refusal.json()["error"]["message"]
+    assert await operator.run("workers") == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_without_a_token_there_is_no_admin_api(tmp_path: Path) -> None:
+    def config(**changes: object) -> RouterConfig:
+        return RouterConfig(model_path="", served_model_name="", **changes)  # type: ignore[arg-type]
+
+    (tmp_path / "empty").write_text("\n")
+    assert read_token(config()) == ""
+    for file in ("", str(tmp_path / "none"), str(tmp_path / "empty")):
+        with pytest.raises(NoToken):
+            read_token(config(admin_port=1, admin_token_file=file))
+
+
+async def test_a_taken_port_is_told(unused_tcp_port: int) -> None:
+    workers = WorkerSet([], [], interval_s=1, timeout_s=1)
+    app = build_admin(Fleet(workers), TOKEN)
+    first = AdminServer(app, host="127.0.0.1", port=unused_tcp_port)
+    first.start()
+    await asyncio.sleep(0)
+    with pytest.raises(CannotListen, match=str(unused_tcp_port)):
+        AdminServer(app, host="127.0.0.1", port=unused_tcp_port)
+    await first.close()
+    await workers.close()
