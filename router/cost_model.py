@@ -1,0 +1,121 @@
+"""What things take on each worker and link, fitted to what they took. Pure: no IO, no clock.
+
+A worker's steps are a linear model over what they compute, with DistServe's and Niyama's features
+(arXiv 2401.09670, 2503.22562):
+
+    seconds = w · (steps, decodes, decode context, prefill tokens, prefill attention)
+
+so that a prefill, a decode step, and what a chunk adds to the streams beside it are read off one
+fit. It begins with the weights that the worker pushes, and learns from the work and seconds between
+two of its states. A worker that has not computed a prompt yet is taken to do so as others of its
+kind do, or as the prior says. A link's fit is a line over bytes; a way's corrects what is
+predicted of a whole TTFT by what came of it: calls, reservations and whatever else nobody models.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from router.online_fit import OnlineFit
+
+NUM_FEATURES = 5
+_FIRST_OF_PREFILL = 3
+
+LINK_PRIOR = (2e-3, 1e-9)
+"""Seconds, and seconds a byte: 1 GB/s."""
+WAY_PRIOR = (2e-3, 1.0)
+"""Seconds, and seconds for each that was predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Those that run on a worker."""
+
+    num: int = 0
+    context: int = 0
+    """Tokens that they attend to in a step."""
+
+
+NO_STREAMS = Streams()
+
+
+class WorkerCost:
+    """Of one worker process."""
+
+    def __init__(self) -> None:
+        self.fit = OnlineFit(NUM_FEATURES)
+        self.knows_prefill = False
+        """By its own word, or by what it was seen to compute."""
+        self._told: tuple[Sequence[int], float] | None = None
+
+    def told(self, weights: Sequence[float], work: Sequence[int], seconds: float) -> None:
+        """A state of the worker: its own fit, and sums over all steps so far."""
+        if len(weights) == NUM_FEATURES and any(weights):
+            self.fit.set_prior(weights)
+        if len(work) != NUM_FEATURES:
+            return
+        if self._told is not None and seconds > self._told[1]:
+            before, before_s = self._told
+            new = [now - then for now, then in zip(work, before, strict=True)]
+            if min(new) >= 0:  # else the sums began anew: another process
+                self.fit.learn(new, seconds - before_s)
+        self._told = (tuple(work), seconds)
+        self.knows_prefill |= work[_FIRST_OF_PREFILL] > 0
+
+    def step_s(self, streams: Streams) -> float:
+        """A decode step of so many streams."""
+        return self.fit.predict((1, streams.num, streams.context, 0, 0))
+
+
+@dataclass
+class CostModel:
+    """See the module. Workers are named by their addresses."""
+
+    workers: dict[str, WorkerCost] = field(default_factory=dict)
+    links: dict[tuple[str, str], OnlineFit] = field(default_factory=dict)
+    ways: dict[tuple[str, str], OnlineFit] = field(default_factory=dict)
+    """Of (prefill worker or nothing, decode worker)."""
+    kind_of: Callable[[str], bytes] = lambda address: b""
+    """Workers of one kind compute alike, as far as is not known better."""
+
+    def worker(self, address: str) -> WorkerCost:
+        return self.workers.setdefault(address, WorkerCost())
+
+    def link(self, prefill: str, decode: str) -> OnlineFit:
+        return self.links.setdefault((prefill, decode), OnlineFit(2, LINK_PRIOR))
+
+    def way(self, prefill: str, decode: str) -> OnlineFit:
+        return self.ways.setdefault((prefill, decode), OnlineFit(2, WAY_PRIOR))
+
+    def prefill_s(
+        self,
+        address: str,
+        num_tokens: int,
+        num_cached: int,
+        token_budget: int,
+        beside: Streams = NO_STREAMS,
+    ) -> float | None:
+        """Of [num_cached, num_tokens) of a prompt, in steps of the budget, with the streams beside
+        it in each; None while nobody of its kind has computed any."""
+        weights = self._prefill_weights(address)
+        if weights is None:
+            return None
+        num = max(1, num_tokens - num_cached)
+        steps = -(-num // max(1, token_budget))
+        attention = num * num_cached + num * (num + 1) / 2
+        work = (steps, steps * beside.num, steps * beside.context, num, attention)
+        return sum(w * x for w, x in zip(weights, work, strict=True))
+
+    def _prefill_weights(self, address: str) -> Sequence[float] | None:
+        own = self.worker(address)
+        if own.knows_prefill:
+            return own.fit.weights
+        kind = self.kind_of(address)
+        others = sorted(
+            other.fit.weights[_FIRST_OF_PREFILL:]
+            for name, other in self.workers.items()
+            if other.knows_prefill and self.kind_of(name) == kind
+        )
+        if not others:
+            return None
+        borrowed = others[len(others) // 2]
+        return [*own.fit.weights[:_FIRST_OF_PREFILL], *borrowed]

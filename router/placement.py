@@ -1,0 +1,193 @@
+"""Where a prompt is computed: on which prefill worker, for which decode worker, or there. Pure.
+
+For each pair and for each decode worker alone, `Quotes` predicts what the client would feel:
+
+    TTFT = room on decode + queue + prefill of what is not cached, corrected by what came of it
+    TPOT = a decode step at that batch and context + what is felt of the handoff, an output token
+
+Among those that meet the objective the cheapest wins, else the one that misses by least. The cost
+is delay: the request's own, and what it makes others wait for. Running streams wait while a prompt
+is computed beside them; whoever comes later waits for what a worker has to do, as many as wait on
+average (`crowd`). That second term is what makes cached KV worth more than its own saving.
+Equal costs, to the millisecond: the less loaded, then the one picked less often, then by name.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from router.cost_model import NO_STREAMS, CostModel, Streams
+
+_TIE_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Seconds; infinity: none."""
+
+    ttft_s: float = float("inf")
+    tpot_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A worker as a prompt finds it."""
+
+    address: str
+    queue_s: float
+    """Prompts that are to be computed before it."""
+    num_cached: int
+    """Tokens of the prompt that it has."""
+    token_budget: int = 1 << 30
+    streams: Streams = NO_STREAMS
+    room_s: float = 0.0
+    """Until there are blocks for it."""
+    load: int = 0
+    num_picks: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a prompt asks for."""
+
+    num_tokens: int
+    num_outputs: float
+    """Expected."""
+    token_nbytes: int = 0
+    """Of KV."""
+    objective: Objective = Objective()
+
+
+class Quote(NamedTuple):
+    """What is predicted of one way. Seconds."""
+
+    prefill: str
+    """Empty: decode alone."""
+    decode: str
+    ttft_s: float
+    tpot_s: float
+    prefill_s: float
+    transfer_s: float
+    others_s: float
+    """What others would wait, summed."""
+    raw_ttft_s: float
+    """Before it was corrected."""
+    rank: tuple[float, float, int, int, str]
+    """Lower wins: by how much the objective is missed, cost, load, picks, name."""
+
+    @property
+    def cost_s(self) -> float:
+        return self.ttft_s + self.transfer_s + self.others_s
+
+
+class Quotes:
+    """Of one prompt. `crowd`: requests that wait behind one, on average."""
+
+    def __init__(self, costs: CostModel, demand: Demand, crowd: float = 0.0) -> None:
+        self._costs = costs
+        self._demand = demand
+        self._crowd = crowd
+
+    def remote(self, prefill: Site, decode: Site) -> Quote | None:
+        """None: nothing is known yet."""
+        demand, costs = self._demand, self._costs
+        alone = costs.prefill_s(
+            prefill.address, demand.num_tokens, prefill.num_cached, prefill.token_budget
+        )
+        if alone is None:
+            return None
+        nbytes = max(0, demand.num_tokens - decode.num_cached) * demand.token_nbytes
+        transfer_s = costs.link(prefill.address, decode.address).predict((1, nbytes))
+        raw_s = max(prefill.queue_s, decode.room_s) + alone
+        load = prefill.load + decode.load
+        return self._quote(prefill, decode, raw_s, alone, transfer_s, self._crowd * alone, load)
+
+    def local(self, decode: Site) -> Quote | None:
+        demand = self._demand
+        alone = self._costs.prefill_s(
+            decode.address,
+            demand.num_tokens,
+            decode.num_cached,
+            decode.token_budget,
+            decode.streams,
+        )
+        if alone is None:
+            return None
+        raw_s = max(decode.queue_s, decode.room_s) + alone
+        others_s = (self._crowd + decode.streams.num) * alone
+        return self._quote(None, decode, raw_s, alone, 0.0, others_s, decode.load)
+
+    def _quote(
+        self,
+        prefill: Site | None,
+        decode: Site,
+        raw_s: float,
+        prefill_s: float,
+        transfer_s: float,
+        others_s: float,
+        load: int,
+    ) -> Quote:
+        demand, first = self._demand, prefill.address if prefill is not None else ""
+        ttft_s = self._costs.way(first, decode.address).predict((1, raw_s))
+        joined = Streams(
+            decode.streams.num + 1,
+            decode.streams.context + demand.num_tokens + round(demand.num_outputs / 2),
+        )
+        step_s = self._costs.worker(decode.address).step_s(joined)
+        tpot_s = step_s + transfer_s / max(1.0, demand.num_outputs)
+        wanted = demand.objective
+        missed = max(0.0, ttft_s / wanted.ttft_s - 1, tpot_s / wanted.tpot_s - 1)
+        cost = _in_ties(ttft_s + transfer_s + others_s)
+        name = f"{decode.name}/{prefill.name if prefill is not None else ''}"
+        picks = decode.num_picks + (prefill.num_picks if prefill is not None else 0)
+        return Quote(
+            prefill=first,
+            decode=decode.address,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            prefill_s=prefill_s,
+            transfer_s=transfer_s,
+            others_s=others_s,
+            raw_ttft_s=raw_s,
+            rank=(missed, cost, load, picks, name),
+        )
+
+
+def _in_ties(seconds: float) -> float:
+    return round(seconds / _TIE_S) * _TIE_S
+
+
+class Placement(NamedTuple):
+    """What was chosen, and the best of the way not taken."""
+
+    taken: Quote
+    other: Quote | None
+
+
+def place(
+    quotes: Quotes, pairs: Iterable[tuple[Site, Site]], decodes: Sequence[Site]
+) -> Placement | None:
+    """The best of all ways; None if of some pair, or of all, nothing is known: then nobody can say
+    which is quicker. Without pairs it is the best decode worker, alone."""
+    remote = [quotes.remote(prefill, decode) for prefill, decode in pairs]
+    local = [quotes.local(decode) for decode in decodes]
+    if None in remote or None in local:
+        return None
+    best = [min(found, key=_rank) for found in (_known(remote), _known(local)) if found]
+    if not best:
+        return None
+    taken, *others = sorted(best, key=_rank)
+    return Placement(taken, others[0] if others else None)
+
+
+def _known(quotes: Sequence[Quote | None]) -> list[Quote]:
+    return [quote for quote in quotes if quote is not None]
+
+
+def _rank(quote: Quote) -> tuple[float, float, int, int, str]:
+    return quote.rank
+
+
+def each_pair(prefills: Sequence[Site], decodes: Sequence[Site]) -> Iterator[tuple[Site, Site]]:
+    return ((prefill, decode) for prefill in prefills for decode in decodes)
