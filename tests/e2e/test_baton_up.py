@@ -18,7 +18,8 @@ import trustme
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
-from tests.e2e.cluster import free_port, scrape
+from tests.e2e.cluster import scrape
+from tests.e2e.process import free_port
 from tests.tls_files import write_tls_files
 
 QUESTION = "What is the capital of France?"
