@@ -25,7 +25,6 @@ from router.errors import (
     QueueFull,
     Reopen,
     RequestTimedOut,
-    RouterError,
     ShuttingDown,
 )
 from router.leg_record import AttemptRecord
@@ -114,7 +113,7 @@ class Dispatcher:
     async def _run(self, progress: Progress) -> None:
         attempts = Attempts(self._config.max_attempts)
         self._patience.note_prompt()
-        last: RouterError = Reopen("no attempt was made")
+        last: LegFailed | Reopen = Reopen("no attempt was made")
         while True:
             num_tokens, failed = progress.num_tokens, frozenset(progress.failed_prefills)
             try:
@@ -134,6 +133,8 @@ class Dispatcher:
                 progress.failed_prefills -= failed
             attempts.failed(got_on=got_on)
             await self._patience.for_retry(progress, attempts, last)
+            if progress.has_tokens:
+                self._metrics.migrations.labels(last.reason).inc()
 
     async def _attempt(self, progress: Progress, attempt: AttemptRecord) -> None:
         if (prefill := self._pick_for_one_token(progress)) is not None:

@@ -64,6 +64,11 @@ class RouterMetrics:
             "Legs that failed or had to be opened again, by reason.",
             ("leg", "reason"),
         )
+        self.migrations = counter(
+            "baton_migrations_total",
+            "Answers that went on at another worker, by why they left the one before.",
+            ("reason",),
+        )
         self.local_prefills = counter(
             "baton_local_prefills_total",
             "Prompts sent to a decode worker alone, by reason.",
@@ -81,6 +86,14 @@ class RouterMetrics:
         )
         ready.labels("decode").set_function(lambda: _num_ready(workers.decodes))
         ready.labels("prefill").set_function(lambda: _num_ready(workers.prefills))
+        shut = Gauge(
+            "baton_breakers_open",
+            "Workers whose calls failed too often: a probe must go well before they get others.",
+            ["role"],
+            registry=registry,
+        )
+        shut.labels("decode").set_function(lambda: _num_shut(workers.decodes))
+        shut.labels("prefill").set_function(lambda: _num_shut(workers.prefills))
 
     def count_retry(self, leg: str, reason: str) -> None:
         self.retries.labels(leg, reason).inc()
@@ -142,6 +155,11 @@ class TokenTimer:
 
 def _num_ready(workers: Sequence[Worker]) -> int:
     return sum(worker.is_ready for worker in workers)
+
+
+def _num_shut(workers: Sequence[Worker]) -> int:
+    now_s = time.monotonic()
+    return sum(worker.breaker.state(now_s) != "closed" for worker in workers)
 
 
 def _outcome(error: BaseException) -> str:

@@ -148,6 +148,22 @@ def test_cluster_json_names_every_process(up: Up) -> None:
         assert Path(str(row["log"])).exists()
 
 
+def test_a_worker_takes_both_roles_and_is_drained(up: Up) -> None:
+    def baton(*argv: str) -> str:
+        command = [sys.executable, "-m", "deploy.cli", *argv, "--run-dir", str(up.run_dir)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert (up.run_dir / "admin-token").stat().st_mode & 0o077 == 0
+    assert "decode+prefill" in baton("flip", "decode-0", "both")
+    if "prefill-0" in up.cluster():
+        baton("drain", "prefill-0", "--grace-s", "1")
+        assert "nothing" in baton("workers")
+        assert up.ask() == ANSWER
+        baton("flip", "prefill-0", "prefill")
+    assert "decode-0" in baton("flip", "decode-0", "decode")
+    assert up.ask() == ANSWER
+
+
 def test_dead_worker_is_started_again(up: Up) -> None:
     for name in [name for name in up.cluster() if name != "router"]:
         before = up.cluster()[name]

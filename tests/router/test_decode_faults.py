@@ -186,6 +186,8 @@ async def test_an_answer_outlives_more_workers_than_attempts(start_bench: StartB
         assert client.token_ids == list(ANSWER)
         told = [call.samples[0].output_token_ids for call in bench.cluster.decodes[0].requests]
         assert told == [list(ANSWER[:count]) for count in range(4)]
+        labels = {"reason": "unavailable"}
+        assert bench.registry.get_sample_value("baton_migrations_total", labels) == 3
 
 
 async def test_a_prompt_without_tokens_is_not_tried_beyond_the_budget(

@@ -50,6 +50,8 @@ async def test_a_worker_whose_calls_fail_is_left_alone_and_probed(start_bench: S
         seen = bench.workers.decodes[0]
         await until(lambda: not seen.is_ready)
         assert seen.problem == "its calls fail"
+        labels = {"role": "decode"}
+        assert bench.registry.get_sample_value("baton_breakers_open", labels) == 1
         assert len(bad.requests) == 5
         await until(lambda: len(bad.requests) == 6)
         assert bad.requests[-1].local_prefill_reason == "probe"
