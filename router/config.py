@@ -68,7 +68,9 @@ class RouterConfig:
         0.5, help="pause before a worker that could not be reached is tried again"
     )
     status_timeout_s: float = flag(
-        3.0, help="a worker that has not told its state for this long takes no requests"
+        3.0,
+        help="a worker that has not told its state for this long takes no requests, and streams of "
+        "it that are as silent are given up",
     )
     renew_timeout_s: float = flag(3.0, help="time for asking a decode worker for another ticket")
     body_timeout_s: float = flag(

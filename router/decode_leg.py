@@ -64,7 +64,7 @@ async def _read_stream(
     inactivity_s: float,
 ) -> None:
     call = decode.stub.Generate(request, timeout=progress.remaining_s + 1)
-    async with read_events(decode.name, call, inactivity_s) as events:
+    async with read_events(decode, call, inactivity_s) as events:
         while not progress.is_finished:
             event = await events.next()
             if event.HasField("reserved"):

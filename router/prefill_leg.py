@@ -51,7 +51,7 @@ async def run_prefill(
     BadRequest, Reopen."""
     with worker.in_flight(), leg.running():
         call = worker.stub.Prefill(request, timeout=progress.remaining_s + 1)
-        async with read_events(worker.name, call, inactivity_s) as events:
+        async with read_events(worker, call, inactivity_s) as events:
             while not progress.is_finished:
                 event = await events.next()
                 if event.HasField("first_token"):

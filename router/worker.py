@@ -15,6 +15,7 @@ from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
 from router.breaker import CircuitBreaker
 from router.clock import WorkerClock
+from router.event_stream import OpenStreams
 from router.prefix_index import PrefixIndex
 from runtime.grpc_client import open_channel
 from runtime.log import get_logger
@@ -43,6 +44,7 @@ class Worker:
         """States received; says whether one came after a given moment."""
         self.clock = WorkerClock()
         self.breaker = CircuitBreaker()
+        self.streams = OpenStreams()
         self.is_last_resort = False
         """Nobody else of its role is ready: it takes calls though they may fail."""
         self.problem = "not heard of yet"

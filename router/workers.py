@@ -148,6 +148,7 @@ class WorkerSet:
             problem = await follow(worker, self._timeout_s, self._max_idle_s, on_change)
             if problem:
                 worker.set_ready(False, problem)
+                worker.streams.give_up_silent()
                 self._note_change()
                 await asyncio.sleep(self._interval_s)
 

@@ -51,6 +51,8 @@ class FakeWorker(ABC, Generic[Request, CallT]):
     idle_ms: int = 0
     caches: deque[pb.CacheChanges] = field(default_factory=deque)
     """For the next states, one each."""
+    is_silent: bool = False
+    """Of its state."""
     watch_requests: list[pb.WatchRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,6 +89,9 @@ class FakeWorker(ABC, Generic[Request, CallT]):
         self.watch_requests.append(request)
         while True:
             self.status.monotonic_ns = self.now_ns()
+            if self.is_silent:
+                await asyncio.sleep(0.05)
+                continue
             cache = self.caches.popleft() if self.caches else None
             await context.write(
                 pb.WorkerState(

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from protos import serving_pb2 as pb
+from router import event_stream
 from router.errors import ApiError, BadRequest, NoRetryLeft, NoWorkerReady, WorkersFailed
 from router.request import FinishReason
 from runtime.call import DRAINING, RETRY_AFTER_MS
@@ -244,3 +245,29 @@ async def test_a_worker_that_sends_its_streams_away_is_not_at_fault(
         for _ in range(2):
             await bench.run()
         assert (len(decode.requests), len(other.requests)) == (1, 3)
+
+
+async def test_silence_of_state_and_stream_is_noticed_before_the_deadline(
+    start_bench: StartBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream with heartbeats goes on meanwhile."""
+    monkeypatch.setattr(event_stream, "MISSED_HEARTBEATS_S", 0.2)
+    async with start_bench(num_decodes=2, inactivity_s=60.0) as bench:
+        frozen, other = bench.cluster.decodes
+
+        async def beat(call: GenerateCall) -> None:
+            await call.relay.commit(await call.reserve())
+            await call.beating(asyncio.sleep(1.0))
+            await call.say_rest(0)
+
+        frozen.scripts.extend([hang_mid_stream, beat])
+        other.scripts.append(beat)
+        async with asyncio.timeout(4):
+            runs = [asyncio.create_task(bench.run()) for _ in range(3)]
+            await until(lambda: len(frozen.requests) == 2)
+            frozen.is_silent = True
+            clients = await asyncio.gather(*runs)
+        assert all(client.token_ids == list(ANSWER) for client in clients)
+        assert bench.retries("decode", "silent") == 1
+        frozen.is_silent = False
+        await until(lambda: bench.workers.decodes[0].is_ready)
