@@ -1,8 +1,9 @@
 """Link: the sending end of one connection, shared by all transfers to one peer process.
 
 1. Connect, shake hands. Transfers may queue frames meanwhile.
-2. Take a send slot, take one frame of each ready transfer in turn, fill it, post it. A window
-   keeps a few frames under way, so that packing, the network and installing overlap.
+2. Take a send slot, take a frame of the transfer whose turn it is (turns.py), fill it, post it. A
+   window keeps a few frames under way, so that packing, the network and installing overlap; only
+   some of them are on the wire, so that what is packed later can still go before the rest.
 3. OFFER tells the receiver how many frames to post receives for. It is said before the frames are
    packed and for several at once, so it costs no round trip and few messages.
 4. When the connection breaks, every transfer on it fails and the link is over; the next `ship`
@@ -13,7 +14,7 @@ its frames were offered, VOID takes their place.
 """
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from itertools import count
 
 from kvfabric.control import (
@@ -43,9 +44,18 @@ from kvfabric.slots import Slot, SlotPool
 from kvfabric.stats import FabricCounters
 from kvfabric.tasks import TaskSet, until_broken
 from kvfabric.transport import Channel, Endpoint, Transport
+from kvfabric.turns import Turns
+from kvfabric.wire_window import WireWindow
 
 WINDOW = 4
-"""Frames under way on one connection: one packed, one on the wire, one or two being installed."""
+"""Frames under way on one connection: being packed, packed, or on the wire."""
+
+ON_WIRE = 2
+"""Of those, handed to the network and not yet received: one moves, the next is ready to. It is also
+what a short transfer finds before it, however much a long one has to send."""
+
+OF_ONE_TRANSFER = 3
+"""Of `WINDOW`: the rest is for one that comes later, to be packed while these are on their way."""
 
 _USED_REMEMBERED = 1024
 
@@ -80,7 +90,8 @@ class Link:
         self._send_timeout_s = send_timeout_s
         self._transfers: dict[TransferId, Outgoing] = {}
         self._used: OrderedDict[TransferId, None] = OrderedDict()
-        self._turns: deque[Outgoing] = deque()  # every transfer once; the next in turn first
+        self._turns: Turns[Outgoing] = Turns(slots.payload_nbytes)
+        self._wire = WireWindow(ON_WIRE, slots.payload_nbytes)
         self._window = asyncio.Semaphore(min(WINDOW, slots.max_per_peer))
         self._credit = 0  # frames offered, not yet popped
         self._changed = asyncio.Event()
@@ -103,7 +114,8 @@ class Link:
         if len(self._used) > _USED_REMEMBERED:
             self._used.popitem(last=False)
         self._transfers[outgoing.ticket.transfer_id] = outgoing
-        self._turns.append(outgoing)
+        self._turns.add(outgoing)
+        self._wire.add(outgoing)
         outgoing.on_change = lambda: self._on_change(outgoing)
         self._on_change(outgoing)  # it may have been extended, or have failed, before
 
@@ -151,13 +163,13 @@ class Link:
 
     async def _pump(self, endpoint: Endpoint) -> None:
         while True:
-            while not any(outgoing.num_ready for outgoing in self._turns):
+            while all(self._next_nbytes(outgoing) is None for outgoing in self._turns):
                 self._void_excess_credit(endpoint)
                 self._changed.clear()
                 await self._changed.wait()
             await self._window.acquire()
             slot = await self._slots.acquire(self.address)
-            outgoing = self._next_in_turn()
+            outgoing = self._turns.next(self._next_nbytes)
             if outgoing is None:  # given up while we waited
                 self._slots.release(slot)
                 self._window.release()
@@ -165,6 +177,10 @@ class Link:
             self._offer(endpoint, outgoing)
             self._credit -= 1
             self._frames.spawn(self._send(endpoint, outgoing, outgoing.pop(), slot))
+
+    def _next_nbytes(self, outgoing: Outgoing) -> int | None:
+        """Of the frame to be popped now, if there is one and it may be."""
+        return outgoing.next_nbytes if outgoing.num_in_flight < OF_ONE_TRANSFER else None
 
     async def _send(
         self, endpoint: Endpoint, outgoing: Outgoing, frame: FrameRange | None, slot: Slot
@@ -176,6 +192,8 @@ class Link:
             outgoing.transports = endpoint.transports
             number, link_speed = self._next_number(), self.speed.nbytes_per_s
             message = await outgoing.fill(frame, slot, number, link_speed)
+            if frame is not None:  # COMMIT is next to nothing, and all that a transfer lacks
+                await self._wire.enter(outgoing, len(message) - message_nbytes(0))
         except FabricError as error:
             outgoing.fail(error)
             outgoing.not_posted()
@@ -186,6 +204,8 @@ class Link:
             outgoing.posted()
             self._changed.set()  # COMMIT waits for this
             await self._delivered(sent, outgoing, frame, len(message))
+            if frame is not None:
+                self._wire.leave()
         if sent is None or await settled(sent, self._send_timeout_s):
             self._slots.release(slot)
         self._window.release()
@@ -212,14 +232,6 @@ class Link:
                 self.speed.received(nbytes, posted_s, self._clock())
                 self._counters.sent_frames += 1
                 self._counters.sent_nbytes += nbytes - message_nbytes(0)
-
-    def _next_in_turn(self) -> Outgoing | None:
-        for _ in range(len(self._turns)):
-            outgoing = self._turns[0]
-            self._turns.rotate(-1)
-            if outgoing.num_ready:
-                return outgoing
-        return None
 
     def _offer(self, endpoint: Endpoint, outgoing: Outgoing) -> None:
         """Called before a frame of `outgoing` is popped: keeps it and what follows in this window
@@ -254,6 +266,7 @@ class Link:
         if self._transfers.pop(outgoing.ticket.transfer_id, None) is None:
             return
         self._turns.remove(outgoing)
+        self._wire.remove(outgoing)
         if outgoing.tell_peer and self.endpoint is not None and not self.over:
             abort = Abort(outgoing.ticket.transfer_id, AbortReason.CANCELLED)
             self.endpoint.send(Channel.CONTROL, encode_control(abort))

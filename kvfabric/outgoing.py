@@ -69,7 +69,7 @@ class Outgoing(Shipment):
         self._commit: bytes | None = None
         self._commit_popped = False
         self._unposted = 0  # frames popped and not yet handed to the network
-        self._in_flight = 0  # slots that hold frames of this transfer
+        self.num_in_flight = 0  # slots that hold frames of this transfer
         self._frames = 0
         self._nbytes = 0
         self._codecs: Counter[int] = Counter()  # of the frames
@@ -102,6 +102,13 @@ class Outgoing(Shipment):
         return len(self._ready) + self._commit_ready
 
     @property
+    def next_nbytes(self) -> int | None:
+        """Of the next frame to be popped, raw; 0 for COMMIT; None: there is none now."""
+        if self._ready:
+            return self._shape.frame_nbytes(self._ready[0])
+        return 0 if self._commit_ready else None
+
+    @property
     def num_offerable(self) -> int:
         """Frames that will be popped without anything more from outside."""
         commit_to_come = self._commit is not None and not self._commit_popped and not self.error
@@ -116,7 +123,7 @@ class Outgoing(Shipment):
         assert self.num_ready
         frame = self._ready.popleft() if self._ready else None
         self._commit_popped = frame is None
-        self._in_flight += 1
+        self.num_in_flight += 1
         self._unposted += 1
         return frame
 
@@ -148,7 +155,7 @@ class Outgoing(Shipment):
 
     def slot_freed(self) -> None:
         """The slot of a popped frame is free again."""
-        self._in_flight -= 1
+        self.num_in_flight -= 1
         self._finish_if_over()
 
     def fail(self, error: FabricError, *, tell_peer: bool = True) -> None:
@@ -243,7 +250,7 @@ class Outgoing(Shipment):
 
     def _finish_if_over(self) -> None:
         """Ends `done` once no slot holds a frame any more and nothing is to come."""
-        if self._in_flight or self.finished:
+        if self.num_in_flight or self.finished:
             return
         if self.error is not None:
             self.done.set_exception(self.error)

@@ -26,8 +26,13 @@ SECONDS = 10.0
 KV = npt.NDArray[np.uint8]  # [layers, 2, tokens, heads, head_nbytes]
 
 
-def random_kv(num_tokens: int, seed: int = 0) -> KV:
+def zero_kv(num_tokens: int) -> KV:
     shape = (SHAPE.num_layers, 2, num_tokens, SHAPE.num_heads, SHAPE.head_nbytes)
+    return np.zeros(shape, np.uint8)
+
+
+def random_kv(num_tokens: int, seed: int = 0) -> KV:
+    shape = zero_kv(num_tokens).shape
     return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
 
 
@@ -65,7 +70,7 @@ class Sink:
     """Installs into KV in memory; can be held up, and can fail. Ends once."""
 
     def __init__(self, num_tokens: int) -> None:
-        self.kv = np.zeros_like(random_kv(num_tokens))
+        self.kv = zero_kv(num_tokens)
         self.installed: list[FrameRange] = []
         self._progress = asyncio.Event()
         self.gate = asyncio.Event()
