@@ -48,6 +48,21 @@ async def test_it_ticks_until_the_last_one_has_ended() -> None:
     await bell.falls_silent()
 
 
+async def test_it_ticks_less_often_the_longer_nothing_happens() -> None:
+    bell = Bell()
+    clock = Clock(bell)
+    clock.begin()
+    await asyncio.sleep(0.1)
+    assert bell.count < 50  # not a hundred
+    count = bell.count
+    for _ in range(20):
+        clock.wind()
+        await bell.rings(1)
+    assert bell.count >= count + 20
+    clock.end()
+    await bell.falls_silent()
+
+
 async def test_stopped_it_wakes_nobody() -> None:
     bell = Bell()
     clock = Clock(bell)
