@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from typing import TypeVar
 
 from kvfabric.errors import DeadlineExceeded
@@ -11,9 +12,50 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class Deadline:
+    """Of many operations, for each as long. They have one timer together, for there are thousands
+    a second and hardly one is ever late. Belongs to one event loop."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._waits: deque[tuple[float, asyncio.Future[None]]] = deque()  # the first is due first
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def within(self, future: asyncio.Future[T], what: str) -> T:
+        """The future's result; `DeadlineExceeded` if it takes longer. Neither the deadline nor a
+        cancelled wait touches the future: whoever posted the operation still owns its end."""
+        if not future.done():
+            over: asyncio.Future[None] = self._loop.create_future()
+            future.add_done_callback(lambda _: _end(over))
+            self._watch(over)
+            await over
+        if not future.done():
+            raise DeadlineExceeded(f"{what} took longer than {self.seconds:g} s")
+        return future.result()
+
+    def _watch(self, over: asyncio.Future[None]) -> None:
+        while self._waits and self._waits[0][1].done():
+            self._waits.popleft()
+        self._waits.append((self._loop.time() + self.seconds, over))
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._waits[0][0], self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        while self._waits and (self._waits[0][1].done() or self._waits[0][0] <= now):
+            _end(self._waits.popleft()[1])
+        due = self._waits[0][0] if self._waits else None
+        self._timer = None if due is None else self._loop.call_at(due, self._look)
+
+
+def _end(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)
+
+
 async def within(seconds: float, future: asyncio.Future[T], what: str) -> T:
-    """The future's result; `DeadlineExceeded` if it takes longer. Neither the deadline nor a
-    cancelled wait touches the future: whoever posted the operation still owns its end."""
+    """As `Deadline.within`, for one operation."""
     await asyncio.wait((future,), timeout=seconds)
     if not future.done():
         raise DeadlineExceeded(f"{what} took longer than {seconds:g} s")

@@ -26,7 +26,7 @@ from kvfabric.control import (
     decode_control,
     encode_control,
 )
-from kvfabric.deadline import settled, within
+from kvfabric.deadline import Deadline, settled
 from kvfabric.errors import BadFrame, DeadlineExceeded, FabricError, PeerLost, TransferAborted
 from kvfabric.frame import (
     NO_RANGE,
@@ -92,6 +92,8 @@ class Link:
         self._used: OrderedDict[TransferId, None] = OrderedDict()
         self._turns: Turns[Outgoing] = Turns(slots.payload_nbytes)
         self._wire = WireWindow(ON_WIRE, slots.payload_nbytes)
+        self._sending = Deadline(send_timeout_s)
+        self._what = f"sending a frame to {address}"
         self._window = asyncio.Semaphore(min(WINDOW, slots.max_per_peer))
         self._credit = 0  # frames offered, not yet popped
         self._changed = asyncio.Event()
@@ -221,7 +223,7 @@ class Link:
     ) -> None:
         posted_s = self._clock()
         try:
-            await within(self._send_timeout_s, sent, f"sending a frame to {self.address}")
+            await self._sending.within(sent, self._what)
         except DeadlineExceeded as error:
             outgoing.fail(error, tell_peer=False)
             self.break_off(PeerLost(f"{self.address} took no frame in time"))
