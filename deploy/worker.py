@@ -29,6 +29,7 @@ from prometheus_client import CollectorRegistry, Gauge
 import decode_server
 import prefill_server
 from deploy import duty_service, self_test
+from deploy import install_pace as pacing
 from deploy.leaf_configs import engine_config, fabric_config
 from deploy.rank_metrics import RanksCollector
 from deploy.ranks import RankProcesses, of_rank, pin, rank_processes
@@ -111,6 +112,7 @@ def _leave(status: int) -> NoReturn:
 
 def run(config: WorkerConfig) -> None:
     """Runs a worker until it is told to stop, or its engine fails (exit status 1)."""
+    pacing.check(config)
     with rank_processes(config) as processes:
         config = of_rank(config, 0)
         pin(config)
@@ -137,7 +139,10 @@ def _run(config: WorkerConfig, engine: Engine, processes: RankProcesses) -> None
     gc.freeze()  # modules and model stay: no collection in the midst of a step needs to walk them
     staging = engine.copier.allocate_staging(settings.staging_nbytes)
     ends = [other.handoff for other in processes.others]
-    fabric = RankedFabric(settings, staging, ends) if ends else Fabric(settings, staging)
+    if ends:
+        fabric: Fabric = RankedFabric(settings, staging, ends)
+    else:
+        fabric = Fabric(settings, staging, pacing.install_pace(config, engine))
     fabric.start()
     logger.info("memory", **memory_mb(engine, settings.staging_nbytes))
     try:

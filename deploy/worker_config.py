@@ -125,6 +125,11 @@ class WorkerConfig:
         help="bytes a second below which the fabric's self-test, made once at the start, warns; "
         "0: there is none",
     )
+    install_share: float = flag(
+        0.1,
+        help="share of a core's time that receiving and installing KV may take while a decode "
+        "worker serves streams on all of its cores; 1: it takes what it needs",
+    )
     inject_faults: str = flag(
         "",
         metavar="RULES",

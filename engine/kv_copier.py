@@ -58,6 +58,8 @@ class KVCopier:
             self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
         self._codecs: CodecPolicy | None = None  # measured when it may first matter
         self._raw = torch.empty(0, dtype=torch.uint8)
+        self.busy_s = 0.0
+        """CPU seconds that its thread has spent on copies."""
         self._computed: torch.cuda.Event | None = None
         self._copied: torch.cuda.Event | None = None
         self._thread = ThreadPoolExecutor(
@@ -132,9 +134,16 @@ class KVCopier:
 
     def _submit(self, copy: Callable[..., _T], *args: object) -> Future[_T]:
         try:
-            return self._thread.submit(copy, *args)
+            return self._thread.submit(self._counted, copy, *args)
         except RuntimeError as error:  # what an executor says after shutdown
             raise EngineStopped("the KV copier is closed") from error
+
+    def _counted(self, copy: Callable[..., _T], *args: object) -> _T:
+        began_s = time.thread_time()
+        try:
+            return copy(*args)
+        finally:
+            self.busy_s += time.thread_time() - began_s
 
     def _gather(
         self,

@@ -20,6 +20,7 @@ from kvfabric.errors import DeadlineExceeded, FabricClosed
 from kvfabric.frame import TransferId
 from kvfabric.node import Node, check_framable
 from kvfabric.outgoing import Outgoing
+from kvfabric.pace import Pace
 from kvfabric.shipment import Shipment, Shipments
 from kvfabric.stats import FabricStats, LentSlot
 from kvfabric.ticket import BlockLender, FrameSink, FrameSource, KVShape, KVShard, Ticket
@@ -32,10 +33,11 @@ T = TypeVar("T")
 
 class Fabric:
     """`staging` is `config.staging_nbytes` of memory, pinned where that matters; the fabric's own
-    from `start` until `close` has returned."""
+    from `start` until `close` has returned. `pace`: of receiving; None: as fast as it comes."""
 
-    def __init__(self, config: FabricConfig, staging: memoryview) -> None:
+    def __init__(self, config: FabricConfig, staging: memoryview, pace: Pace | None = None) -> None:
         self.config = config
+        self._pace = pace
         self._staging = staging
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="kvfabric", daemon=True)
@@ -163,6 +165,6 @@ class Fabric:
         await node.close(CLOSE_SECONDS)
 
     async def _open(self) -> Node:
-        node = Node(self.config, self._staging)
+        node = Node(self.config, self._staging, self._pace)
         await node.open()
         return node

@@ -17,6 +17,7 @@ from kvfabric.frame import TransferId
 from kvfabric.frame_plan import max_frame_tokens
 from kvfabric.incoming import IncomingTransfers
 from kvfabric.outgoing import Outgoing
+from kvfabric.pace import Pace
 from kvfabric.receiver import Reception
 from kvfabric.sender import Sender
 from kvfabric.slots import cut_slab
@@ -34,10 +35,11 @@ _LAGS_KEPT = 60  # a quarter of a minute: whoever asks, and however often, sees 
 class Node:
     """Made, opened and closed on the loop it serves."""
 
-    def __init__(self, config: FabricConfig, staging: memoryview) -> None:
+    def __init__(self, config: FabricConfig, staging: memoryview, pace: Pace | None = None) -> None:
         assert len(config.fingerprint) == FINGERPRINT_NBYTES
         self.config = config
         self.address = ""
+        self._pace = pace
         self._loop = asyncio.get_running_loop()
         self._counters = FabricCounters()
         self._checksummer = Checksummer()
@@ -186,6 +188,7 @@ class Node:
             counters=self._counters,
             offer_timeout_s=min(self.config.offer_timeout_s, self.config.transfer_timeout_s),
             install_timeout_s=self.config.transfer_timeout_s,
+            pace=self._pace,
         )
         self._receptions.add(reception)
         self._runs.spawn(self._receive(reception))

@@ -3,8 +3,9 @@
 Life of a frame here:
 1. OFFER says that frames will come; only then are slots taken, so an idle peer pins none.
 2. A slot is acquired (the peer's cap and the budget hold the peer back: that is all the
-   back-pressure there is) and posted as a receive. Receives match in the order of the frames. A
-   peer that offers and falls silent loses its connection, and its slots are free again.
+   back-pressure there is, but for the pace of a process that is busy) and posted as a receive.
+   Receives match in the order of the frames. A peer that offers and falls silent loses its
+   connection, and its slots are free again.
 3. The frame lands, header and payload, in its slot. The header is judged, the checksum verified.
 4. The sink installs it; the slot is free again.
 
@@ -16,6 +17,7 @@ A transfer that is lost leaves the connection and the other transfers alone.
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Coroutine
 
 from kvfabric.checksum import Checksummer
 from kvfabric.control import (
@@ -39,6 +41,7 @@ from kvfabric.errors import (
 from kvfabric.frame import FrameHeader, FrameKind, TransferId, payload_view, read_frame
 from kvfabric.handshake import answer
 from kvfabric.incoming import Incoming, IncomingTransfers
+from kvfabric.pace import Pace
 from kvfabric.slots import Slot, SlotPool
 from kvfabric.stats import FabricCounters
 from kvfabric.tasks import TaskSet, until_broken
@@ -66,6 +69,7 @@ class Reception:
         counters: FabricCounters,
         offer_timeout_s: float,
         install_timeout_s: float,
+        pace: Pace | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._incoming = incoming
@@ -76,6 +80,7 @@ class Reception:
         self._install_timeout_s = install_timeout_s
         self._clock = asyncio.get_running_loop().time
         self._last_frame_s = 0.0  # when the last one came
+        self._pace = pace
         self._peer = 0  # generation of the sending process: its connections share one cap
         self._owed = 0  # frames offered and not yet given a slot
         self._numbers: OrderedDict[int, None] = OrderedDict()  # of the last messages
@@ -128,10 +133,15 @@ class Reception:
             while not self._owed:
                 self._offered.clear()
                 await self._offered.wait()
+            pace = self._pace if self._pace is not None and self._pace.is_on else None
+            if pace is not None:  # one frame after the other
+                await self._frames.join(self._install_timeout_s)
+                await pace.turn()
             slot = await self._slots.acquire(self._peer)
             self._owed -= 1
             received = self.endpoint.recv(Channel.FRAMES, slot.message)
-            self._frames.spawn(self._take(slot, received))
+            take = self._take(slot, received)
+            self._frames.spawn(take if pace is None else _counted(take, pace))
 
     async def _take(self, slot: Slot, received: asyncio.Future[None]) -> None:
         try:
@@ -239,3 +249,11 @@ class Reception:
         sent = self.endpoint.send(Channel.CONTROL, encode_control(Abort(transfer_id, reason)))
         self._aborts.add(sent)
         sent.add_done_callback(self._aborts.discard)
+
+
+async def _counted(take: Coroutine[None, None, None], pace: Pace) -> None:
+    charged_s = pace.begin()
+    try:
+        await take
+    finally:
+        pace.done(charged_s)
