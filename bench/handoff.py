@@ -10,8 +10,10 @@ prompts one at a time, decode otherwise idle:
   more: prefill has it cached, decode has not (its cache is off). So it leaves at once and nothing
   overlaps it, but for the step of that token, which makes a short transfer look longer.
 
-Then a burst: prompts of the largest length, handed over at once from prefill's cache to a decode
-worker that runs four streams; ITL p99 of these with and without. The last line is one JSON object.
+Then a burst: prompts of 47 MB (`--burst-tokens` of this model), handed over back to back, four at
+once, from prefill's cache to a decode worker that runs four streams; ITL of these with and without,
+in windows by turns; and how much of it their joining the batch does alone. The last line is one
+JSON object.
 The goals: exposed is at most 10 % of a full transfer of 50 ms or more, else 5 ms, and 2 % of TTFT
 from 1,024 tokens on; the burst raises ITL p99 by 20 % at most.
 """
@@ -27,8 +29,9 @@ import aiohttp
 import torch
 
 from bench.fabric_peer import Peer, Receiving
+from bench.handoff_burst import Burst, installs, joins
 from bench.handoff_copies import copies_gb_s
-from bench.handoff_requests import PARTS, TIMEOUT_S, Burst, Client, Prompts, Relay, burst
+from bench.handoff_requests import PARTS, TIMEOUT_S, Client, Prompts, Relay
 from bench.idle import cluster, model_of
 from bench.serving import percentile
 from engine.config import ModelConfig
@@ -85,19 +88,29 @@ def _p90(relays: list[Relay]) -> float:
     return percentile(sorted(r.exposed for r in relays), 0.9)
 
 
-def report_burst(told: Burst, num_tokens: int, token_nbytes: int) -> dict[str, Any]:
+def report_burst(name: str, told: Burst, args: argparse.Namespace) -> dict[str, Any]:
     quiet, shaken = sorted(told.quiet), sorted(told.shaken)
     row = {
-        "tokens": num_tokens,
-        "installs": told.num_installs,
-        "gb_s": round(told.num_installs * num_tokens * token_nbytes / told.wall_s / 1e9, 2),
+        "tokens": args.burst_tokens,
+        "prompts": told.num_installs,
+        "prompts_per_s": round(told.num_installs / told.wall_s, 2),
         "itl_p50_ms": [round(percentile(gaps, 0.5), 2) for gaps in (quiet, shaken)],
         "itl_p99_ms": [round(percentile(gaps, 0.99), 2) for gaps in (quiet, shaken)],
         "gaps": [len(quiet), len(shaken)],
         "p99_raised": round(told.p99_raised(), 3),
     }
-    print(f"burst: {row}", flush=True)
+    print(f"{name}: {row}", flush=True)
     return row
+
+
+async def measure_joins(args: argparse.Namespace, per_s: float) -> dict[str, Any]:
+    """As many steps with a prompt that has joined, and no KV that comes."""
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        client = Client(session, args.port, model_of(args.port))
+        size = {"num_tokens": args.burst_tokens, "rounds": args.rounds}
+        found = await joins(client, Prompts(args.seed + 1), interval_s=2 / per_s, **size)
+    return report_burst("joins alone", found, args)
 
 
 async def measure(args: argparse.Namespace, lengths: list[int]) -> dict[str, Any]:
@@ -118,10 +131,9 @@ async def measure(args: argparse.Namespace, lengths: list[int]) -> dict[str, Any
             print(rows[-1], flush=True)
         told: dict[str, Any] = {"rows": rows}
         if args.burst:
-            found = await burst(
-                client, prompts, num_prompts=args.burst, num_tokens=lengths[-1], rounds=args.rounds
-            )
-            told["burst"] = report_burst(found, lengths[-1], args.token_nbytes)
+            size = {"num_tokens": args.burst_tokens, "rounds": args.rounds}
+            found = await installs(client, prompts, num_prompts=args.burst, **size)
+            told["burst"] = report_burst("burst", found, args)
     return told
 
 
@@ -132,15 +144,16 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model-path", type=Path, required=True, help="of a prepared model")
-    parser.add_argument("--lengths", default="64,256,1024,2048", help="ascending, in tokens")
+    parser.add_argument("--lengths", default="16,64,256,1024,2048", help="in tokens; may be empty")
     parser.add_argument("--reps", type=int, default=7)
     parser.add_argument("--burst", type=int, default=4, help="prompts handed over at once; 0: none")
+    parser.add_argument("--burst-tokens", type=int, default=2048, help="of such a prompt")
     parser.add_argument("--rounds", type=int, default=4, help="of the burst")
     parser.add_argument("--port", type=int, default=8290)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("flags", nargs="*", help="of `baton up`, behind --")
     args = parser.parse_args()
-    lengths = [int(length) for length in args.lengths.split(",")]
+    lengths = [int(length) for length in args.lengths.split(",") if length]
     layers, heads, head_nbytes = ModelConfig.from_folder(args.model_path).kv_shape(torch.bfloat16)
     args.token_nbytes = 2 * layers * heads * head_nbytes
     floor_ms = ceilings(lengths, args.token_nbytes)
@@ -149,9 +162,12 @@ def main() -> None:
     torch.set_num_threads(1)
     copies = copies_gb_s(args.model_path, SLOT_NBYTES)
     print(f"ceiling: a frame on one thread, GB/s: {copies}", flush=True)
-    own = ["--model", str(args.model_path), "--decode-args=--no-prefix-caching"]
-    with cluster([*own, *args.flags], args.port):
+    own = ["--model", str(args.model_path), *args.flags]
+    with cluster([*own, "--decode-args=--no-prefix-caching"], args.port):
         told = asyncio.run(measure(args, lengths))
+    if args.burst:
+        with cluster(own, args.port):
+            told["joins"] = asyncio.run(measure_joins(args, told["burst"]["prompts_per_s"]))
     floors = {length: round(ms, 2) for length, ms in floor_ms.items()}
     told |= {"bare_ucxx_ms": floors, "copies_gb_s": copies}
     print(json.dumps({"bench": "handoff", "reps": args.reps, **told}))

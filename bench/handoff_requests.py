@@ -10,12 +10,9 @@ import json
 import random
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import aiohttp
-
-from bench.serving import percentile
 
 VOCABULARY = range(100, 40_000)
 TIMEOUT_S = 120.0
@@ -85,11 +82,11 @@ class Client:
 
     async def compute(self, prompt: list[int]) -> None:
         """Leaves its KV in prefill's cache."""
-        await self._complete(prompt, 1)
+        await self.complete(prompt, 1)
 
     async def relay(self, prompt: list[int]) -> Relay:
         """Has it handed over. Raises ValueError if it was not."""
-        request_id = await self._complete(prompt, 2)
+        request_id = await self.complete(prompt, 2)
         async with self._session.get(f"{self._url}/v1/requests/{request_id}") as response:
             return relay(await response.json())
 
@@ -105,7 +102,7 @@ class Client:
                     times.append(time.perf_counter())
                     begun.set()
 
-    async def _complete(self, prompt: list[int], num_tokens: int) -> str:
+    async def complete(self, prompt: list[int], num_tokens: int) -> str:
         body = self._body(prompt, num_tokens)
         async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
             await response.read()
@@ -123,54 +120,3 @@ class Prompts:
 
     def of(self, num_tokens: int) -> list[int]:
         return self._random.choices(VOCABULARY, k=num_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Burst:
-    """Gaps between tokens of running streams, in milliseconds, without installs and with them."""
-
-    quiet: list[float]
-    shaken: list[float]
-    num_installs: int
-    wall_s: float
-    """Of the time with them."""
-
-    def p99_raised(self) -> float:
-        """By so much of itself."""
-        return percentile(sorted(self.shaken), 0.99) / percentile(sorted(self.quiet), 0.99) - 1
-
-
-async def burst(
-    client: Client, prompts: Prompts, *, num_prompts: int, num_tokens: int, rounds: int,
-    num_streams: int = 4, stream_tokens: int = 700, quiet_s: float = 5.0,
-) -> Burst:  # fmt: skip
-    """`num_prompts` prompts that prefill has cached are handed over at once, `rounds` times."""
-    ready = [prompts.of(num_tokens) for _ in range(num_prompts)]
-    for prompt in ready:
-        await client.compute(prompt)
-    times: list[list[float]] = [[] for _ in range(num_streams)]
-    begun = [asyncio.Event() for _ in range(num_streams)]
-    async with asyncio.TaskGroup() as group:
-        streams = [
-            group.create_task(client.stream(prompts.of(128), stream_tokens, its, running))
-            for its, running in zip(times, begun, strict=True)
-        ]
-        for running in begun:
-            await running.wait()
-        begin = time.perf_counter()
-        await asyncio.sleep(quiet_s)
-        middle = time.perf_counter()
-        for _ in range(rounds):
-            await asyncio.gather(*(client.relay(prompt) for prompt in ready))
-        end = time.perf_counter()
-        if any(stream.done() for stream in streams):
-            raise ValueError("the streams ended before the burst: take fewer rounds")
-        for stream in streams:
-            stream.cancel()
-    gaps = [gap for its in times for gap in pairwise(its)]
-    return Burst(
-        quiet=[1e3 * (b - a) for a, b in gaps if begin <= a and b <= middle],
-        shaken=[1e3 * (b - a) for a, b in gaps if middle <= b and a <= end],
-        num_installs=rounds * num_prompts,
-        wall_s=end - middle,
-    )
