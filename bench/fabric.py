@@ -1,51 +1,79 @@
 """How fast the fabric is, beside what it stands on.
 
-    python -m bench.fabric [--transport shm|tcp] [--sizes 256KiB,4MiB,64MiB] [--reps 15]
+    python -m bench.fabric [--transport shm|tcp] [--sizes 256KiB,8MiB,64MiB] [--reps 15]
 
-Prints the physical ceilings first (one thread's memcpy, `ucx_perftest`), then, for each transfer
-size, between the same kind of two processes and in turn: bare ucxx (messages of a slot's size, a
-window of four), the fabric without checksums, and the fabric with them. Times run from the sender's
-decision to send to the receiver's last byte installed, on the clock that processes of one host
-share. Sources and sinks touch no byte, for neither does bare ucxx. Only ratios within one run mean
-anything. The last line is one JSON object.
+Prints the physical ceilings first (one thread's memcpy), then, for each transfer size, between the
+same kind of two processes and in turn:
+
+* bare ucxx: messages of a slot's size, a window of four, out of buffers that are there;
+* `ship` alone: the same by the fabric, packed frames, without checksums and with them. Of both:
+  from the first message handed to the network to the end of the last, at the sender. Beside it the
+  whole way, from the decision to send (in another thread) to the receiver's last byte;
+* `ucx_perftest tag_bw -E sleep`, for messages of a slot's size (one buffer again and again, so it
+  stays in the caches) and of the whole size (so it does not, as KV does not).
+
+Then the whole pipeline, from the decision to send until all is committed: pack out of a pool of KV
+in an 8B model's shape, ship, install into another pool; by size, codec and transfers at once. Only
+ratios within one run mean anything. The last line is one JSON object. Goals: `ship` without
+checksums, from 8 MiB on, at least 0.85 of bare ucxx and 0.70 of ucx_perftest.
 """
 
 import argparse
 import json
 import os
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bench.fabric_ceiling import memcpy_gbps, perftest_gbps
 from bench.fabric_peer import Peer, Receiving
+from bench.relay import Pair, median
+from bench.relay_peer import Setting, Shape
+from engine.kv_codec import Codec
 
 UCX_TLS = {"shm": "posix,sysv,cma,tcp,self", "tcp": "tcp,self"}
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 WARM_UP_NBYTES = 64 << 20  # shared memory queues are of fresh pages until once around
 VARIANTS = ("bare", "fabric", "fabric_checksum")
+SHAPE = Shape(32, 8, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One size: median and best time of each variant."""
+    """One size: medians of each variant, and what ucx_perftest says of it."""
 
     nbytes: int
-    median_us: dict[str, float]
-    best_us: dict[str, float]
+    ship_us: dict[str, float]
+    whole_us: dict[str, float]
+    perftest_gbps: float | None
+    """For messages of this size."""
 
     def gbps(self, variant: str) -> float:
-        return self.nbytes / self.median_us[variant] / 1e3
+        return self.nbytes / self.ship_us[variant] / 1e3
 
     def ratio(self, variant: str) -> float:
-        return self.median_us["bare"] / self.median_us[variant]
+        return self.ship_us["bare"] / self.ship_us[variant]
 
     def __str__(self) -> str:
         cells = (
-            f"{self.median_us[v]:>8.0f} {self.best_us[v]:>8.0f} "
-            f"{self.gbps(v):>6.2f} {self.ratio(v):>5.2f}"
+            f"{self.ship_us[v]:>8.0f} {self.gbps(v):>6.2f} {self.ratio(v):>5.2f} "
+            f"{self.whole_us[v]:>8.0f}"
             for v in VARIANTS
         )
-        return f"{self.nbytes >> 10:>8} KiB | " + " | ".join(cells)
+        perftest = "-" if self.perftest_gbps is None else f"{self.perftest_gbps:.2f}"
+        return f"{self.nbytes >> 10:>8} KiB | {' | '.join(cells)} | {perftest:>8}"
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "nbytes": self.nbytes,
+            "ship_us": {v: round(t, 1) for v, t in self.ship_us.items()},
+            "whole_us": {v: round(t, 1) for v, t in self.whole_us.items()},
+            "ratio_to_bare": {v: round(self.ratio(v), 3) for v in VARIANTS},
+            "perftest_gbps": self.perftest_gbps and round(self.perftest_gbps, 2),
+            "ratio_to_perftest": self.perftest_gbps
+            and round(self.gbps("fabric") / self.perftest_gbps, 3),
+        }
 
 
 def parse_size(text: str) -> int:
@@ -56,82 +84,113 @@ def parse_size(text: str) -> int:
 
 
 def measure(receiving: Receiving, peers: dict[str, Peer], nbytes: int, reps: int) -> Row:
-    times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    ship: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    whole: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     for rep in range(reps + 2):
         for variant in VARIANTS:
-            ns = receiving.one(variant, peers[variant], nbytes)
+            ship_ns, whole_ns = receiving.one(variant, peers[variant], nbytes)
             if rep >= 2:  # connections are made and pages touched
-                times[variant].append(ns / 1e3)
-    return Row(
-        nbytes,
-        {v: statistics.median(t) for v, t in times.items()},
-        {v: min(t) for v, t in times.items()},
-    )
+                ship[variant].append(ship_ns / 1e3)
+                whole[variant].append(whole_ns / 1e3)
+    return Row(nbytes, _medians(ship), _medians(whole), perftest_gbps(nbytes, _iterations(nbytes)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.fabric", description=__doc__)
-    parser.add_argument("--transport", choices=sorted(UCX_TLS), default="shm")
-    parser.add_argument("--sizes", default="64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB")
-    parser.add_argument("--reps", type=int, default=15)
-    parser.add_argument("--slot", default="4MiB", help="largest payload of a frame")
-    args = parser.parse_args()
-    sizes, slot_nbytes = [parse_size(s) for s in args.sizes.split(",")], parse_size(args.slot)
+def _medians(times: dict[str, list[float]]) -> dict[str, float]:
+    return {variant: statistics.median(values) for variant, values in times.items()}
 
-    os.environ["UCX_TLS"] = UCX_TLS[args.transport]  # before UCX is first used, and inherited
-    memcpy = memcpy_gbps()
-    print(f"ceiling: one thread copies {memcpy:.1f} GB/s")
-    perftest = perftest_gbps(slot_nbytes)
-    if perftest is None:
-        print("ceiling: no ucx_perftest that listens")
-    else:
-        print(f"ceiling: ucx_perftest tag_bw -E sleep {perftest:.2f} GB/s at {args.slot}")
 
+def _iterations(nbytes: int) -> int:
+    return max(10, min(800, (1 << 30) // nbytes))
+
+
+def ship_rows(sizes: Sequence[int], slot_nbytes: int, reps: int) -> tuple[list[Row], Any]:
     receiving = Receiving(slot_nbytes)
     plain, checked = Peer(slot_nbytes, checksum=False), Peer(slot_nbytes, checksum=True)
     peers = {"bare": plain, "fabric": plain, "fabric_checksum": checked}
     try:
-        print(f"{'size':>12} | " + " | ".join(f"{v:<30}" for v in VARIANTS))
-        columns = f"{'med us':>8} {'best us':>8} {'GB/s':>6} {'ratio':>5}"
-        print(f"{'':>12} | " + " | ".join(columns for _ in VARIANTS))
+        print(f"{'`ship` alone':>12} | " + " | ".join(f"{v:<30}" for v in VARIANTS))
+        columns = f"{'us':>8} {'GB/s':>6} {'ratio':>5} {'whole us':>8}"
+        print(f"{'':>12} | " + " | ".join(columns for _ in VARIANTS) + " | perftest")
         rows = []
         measure(receiving, peers, WARM_UP_NBYTES, reps=1)
         for nbytes in sizes:
-            rows.append(measure(receiving, peers, nbytes, args.reps))
+            rows.append(measure(receiving, peers, nbytes, reps))
             print(rows[-1], flush=True)
-        transports = receiving.transports
+        return rows, receiving.transports
     finally:
         plain.close()
         checked.close()
         receiving.close()
+
+
+def pipeline_rows(args: argparse.Namespace, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Latency until the last of the transfers is committed; GB/s of raw KV, all together."""
+    tokens = [max(1, nbytes // SHAPE.token_nbytes) for nbytes in sizes]
+    pair = Pair(Setting(SHAPE, max(tokens), parse_size(args.slot)))
+    rows = []
+    try:
+        for codec in (Codec[name.upper()] for name in args.codecs.split(",")):
+            for count in (int(number) for number in args.concurrency.split(",")):
+                for num_tokens in tokens:
+                    codecs = () if codec is Codec.RAW else (int(codec),)
+                    runs = [
+                        pair.relay(num_tokens, count=count, codecs=codecs)
+                        for _ in range(args.pipeline_reps + 1)
+                    ][1:]
+                    nbytes, ms = count * num_tokens * SHAPE.token_nbytes, median(runs, "total")
+                    rows.append(
+                        {
+                            "codec": codec.name.lower(),
+                            "at_once": count,
+                            "mib_each": round(nbytes / count / (1 << 20), 2),
+                            "ms": round(ms, 2),
+                            "gb_s": round(nbytes / ms / 1e6, 3),
+                            "of_raw": round(runs[0].nbytes / nbytes, 3),
+                        }
+                    )
+                    print(f"pipeline: {rows[-1]}", flush=True)
+    finally:
+        pair.close()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench.fabric",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--transport", choices=sorted(UCX_TLS), default="shm")
+    parser.add_argument("--sizes", default="64KiB,256KiB,1MiB,8MiB,16MiB,64MiB,256MiB")
+    parser.add_argument("--reps", type=int, default=15)
+    parser.add_argument("--slot", default="4MiB", help="largest payload of a frame")
+    parser.add_argument("--pipeline-sizes", default="1MiB,8MiB,64MiB")
+    parser.add_argument("--pipeline-reps", type=int, default=5, help="0: no pipeline")
+    parser.add_argument("--codecs", default="raw,planes,int8")
+    parser.add_argument("--concurrency", default="1,4", help="transfers at once")
+    args = parser.parse_args()
+    sizes, slot_nbytes = [parse_size(s) for s in args.sizes.split(",")], parse_size(args.slot)
+    os.environ["UCX_TLS"] = UCX_TLS[args.transport]  # before UCX is first used, and inherited
+    memcpy, perftest = memcpy_gbps(), perftest_gbps(slot_nbytes)
+    print(f"ceiling: one thread copies {memcpy:.1f} GB/s")
+    told = "none that listens" if perftest is None else f"{perftest:.2f} GB/s at {args.slot}"
+    print(f"ceiling: ucx_perftest tag_bw -E sleep: {told}")
+    rows, transports = ship_rows(sizes, slot_nbytes, args.reps)
     print(f"transports in use: {', '.join(transports)}")
-    print(json.dumps(summary(args, memcpy, perftest, transports, rows)))
-
-
-def summary(
-    args: argparse.Namespace,
-    memcpy: float,
-    perftest: float | None,
-    transports: tuple[str, ...],
-    rows: list[Row],
-) -> dict[str, object]:
-    return {
+    pipeline = []
+    if args.pipeline_reps:
+        pipeline = pipeline_rows(args, [parse_size(s) for s in args.pipeline_sizes.split(",")])
+    summary = {
         "bench": "fabric",
         "transport": args.transport,
         "transports_in_use": transports,
-        "slot_nbytes": parse_size(args.slot),
+        "slot_nbytes": slot_nbytes,
         "memcpy_gbps": round(memcpy, 2),
-        "perftest_gbps": None if perftest is None else round(perftest, 2),
-        "rows": [
-            {
-                "nbytes": row.nbytes,
-                "median_us": {v: round(t, 1) for v, t in row.median_us.items()},
-                "best_us": {v: round(t, 1) for v, t in row.best_us.items()},
-                "ratio_to_bare": {v: round(row.ratio(v), 3) for v in VARIANTS},
-            }
-            for row in rows
-        ],
+        "perftest_gbps": perftest and round(perftest, 2),
+        "rows": [row.told() for row in rows],
+        "pipeline": pipeline,
     }
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The two ends of the fabric benchmark: the receiving process, and the sending ones it starts.
 
 `python -m bench.fabric_peer --slot-nbytes N --checksum 0|1` is a sender: it reads one JSON command
-a line from stdin and does it. Bare ucxx runs on the loop of each process's fabric, because UCX
-serves one loop per process; so both have the same threads around them.
+a line from stdin, does it, and answers with the nanoseconds from its first message handed to the
+network to the end of its last: of the fabric that is the stage `ship`. Bare ucxx runs on the loop
+of each process's fabric, because UCX serves one loop per process; so both have the same threads
+around them.
 """
 
 import argparse
@@ -86,12 +88,17 @@ class Peer:
     def __init__(self, slot_nbytes: int, *, checksum: bool) -> None:
         command = [sys.executable, "-m", "bench.fabric_peer", "--slot-nbytes", str(slot_nbytes)]
         command += ["--checksum", str(int(checksum))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
     def tell(self, command: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
+
+    def answer(self) -> int:
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -112,11 +119,12 @@ class Receiving:
     def transports(self) -> tuple[str, ...]:
         return self._fabric.stats().transports
 
-    def one(self, variant: str, peer: Peer, nbytes: int) -> int:
-        """Nanoseconds from the sender's start to the receiver's end."""
+    def one(self, variant: str, peer: Peer, nbytes: int) -> tuple[int, int]:
+        """Nanoseconds of `ship` alone, and from the sender's decision to the receiver's end."""
         if variant == "bare":
             peer.tell({"do": "bare", "port": self._bare.port, "nbytes": nbytes})
-            return self._fabric.call(self._bare.receive(nbytes)).result(SECONDS)
+            took_ns = self._fabric.call(self._bare.receive(nbytes)).result(SECONDS)
+            return peer.answer(), took_ns
         shape, num_tokens = shape_of(nbytes)
         ticket = ticket_to(new_transfer_id(), self._fabric.address, shape, num_tokens)
         sink = _Sink()
@@ -129,7 +137,8 @@ class Receiving:
                 "nbytes": nbytes,
             }
         )
-        return sink.took_ns.result(SECONDS)
+        took_ns = sink.took_ns.result(SECONDS)
+        return peer.answer(), took_ns
 
     def close(self) -> None:
         self._fabric.call(self._bare.close()).result(SECONDS)
@@ -176,14 +185,16 @@ class _BareSender:
         self._ring = [np.ones(slot_nbytes, np.uint8) for _ in range(WINDOW)]
         self._endpoint: Any = None
 
-    async def send(self, port: int, nbytes: int) -> None:
+    async def send(self, port: int, nbytes: int, decided_ns: int) -> int:
         import ucxx
 
         if self._endpoint is None:
             self._endpoint = await ucxx.create_endpoint("127.0.0.1", port)
-        started = time.monotonic_ns()
+        began_ns = time.monotonic_ns()
         await windowed(self._endpoint.send, self._ring, nbytes)
-        await self._endpoint.send(_START.pack(started))
+        ended_ns = time.monotonic_ns()
+        await self._endpoint.send(_START.pack(decided_ns))
+        return ended_ns - began_ns
 
     async def close(self) -> None:
         if self._endpoint is not None:
@@ -203,7 +214,7 @@ async def windowed(operation: Any, ring: list[Any], nbytes: int) -> None:
         await one
 
 
-def ship(fabric: Fabric, command: dict[str, Any]) -> None:
+def ship(fabric: Fabric, command: dict[str, Any]) -> int:
     shape, num_tokens = shape_of(command["nbytes"])
     transfer_id = TransferId(bytes.fromhex(command["transfer_id"]))
     ticket = ticket_to(transfer_id, command["address"], shape, num_tokens)
@@ -211,7 +222,7 @@ def ship(fabric: Fabric, command: dict[str, Any]) -> None:
     outgoing = fabric.ship(ticket, shape, _Source())
     outgoing.extend(num_tokens)
     outgoing.commit(_START.pack(started))
-    outgoing.done.result(SECONDS)
+    return outgoing.done.result(SECONDS).ship_ns
 
 
 def main() -> None:
@@ -224,9 +235,10 @@ def main() -> None:
     for line in sys.stdin:
         command = json.loads(line)
         if command["do"] == "bare":
-            fabric.call(bare.send(command["port"], command["nbytes"])).result(SECONDS)
+            sending = bare.send(command["port"], command["nbytes"], time.monotonic_ns())
+            print(fabric.call(sending).result(SECONDS), flush=True)
         else:
-            ship(fabric, command)
+            print(ship(fabric, command), flush=True)
     fabric.call(bare.close()).result(SECONDS)
     fabric.close()
 

@@ -31,7 +31,7 @@ import torch
 from bench.fabric_peer import Peer, Receiving
 from bench.handoff_burst import Burst, installs, joins
 from bench.handoff_copies import copies_gb_s
-from bench.handoff_requests import PARTS, TIMEOUT_S, Client, Prompts, Relay
+from bench.handoff_requests import PARTS, STAGES, TIMEOUT_S, Client, Prompts, Relay
 from bench.idle import cluster, model_of
 from bench.serving import percentile
 from engine.config import ModelConfig
@@ -48,7 +48,7 @@ def ceilings(lengths: list[int], token_nbytes: int, reps: int = 9) -> dict[int, 
         found = {}
         for length in lengths:
             nbytes = -(-length * token_nbytes // UNIT) * UNIT
-            times = [receiving.one("bare", peer, nbytes) / 1e6 for _ in range(reps + 2)]
+            times = [receiving.one("bare", peer, nbytes)[1] / 1e6 for _ in range(reps + 2)]
             found[length] = statistics.median(times[2:])
         return found
     finally:
@@ -66,6 +66,7 @@ def summary(length: int, fresh: list[Relay], whole: list[Relay]) -> dict[str, An
         "frames": fresh[0].frames,
         "ttft_ms": round(ttft, 1),
         "full_transfer_ms": round(full, 2),
+        "stages_ms": {name: round(_median(r.stages[name] for r in whole), 2) for name in STAGES},
         "exposed_ms": {"p50": round(exposed, 2), "p90": round(_p90(fresh), 2)},
         "of_full": round(exposed / full, 4),
         "of_ttft": round(exposed / ttft, 4),

@@ -17,6 +17,8 @@ import aiohttp
 VOCABULARY = range(100, 40_000)
 TIMEOUT_S = 120.0
 
+STAGES = ("pack", "ship", "install")
+
 PARTS = ("pack", "ship_install", "commit", "attach")
 """Of the exposed handoff, in order; see `Relay`."""
 
@@ -37,6 +39,8 @@ class Relay:
     nbytes: int
     frames: int
     parts: dict[str, float]
+    stages: dict[str, float]
+    """What pack, ship and install were busy; they overlap."""
 
 
 def relay(told: dict[str, Any]) -> Relay:
@@ -59,6 +63,11 @@ def relay(told: dict[str, Any]) -> Relay:
         nbytes=leg["kv"]["nbytes"],
         frames=leg["kv"]["frames"],
         parts=parts,
+        stages={
+            stage["stage"]: stage["busy_ms"]
+            for stage in (*leg["stages"], *attempt["decode"]["stages"])
+            if stage["stage"] in STAGES
+        },
     )
 
 
