@@ -50,6 +50,11 @@ class Fabric:
         """As peers reach it; known once started."""
         return self._node.address
 
+    @property
+    def is_paced(self) -> bool:
+        """Whether it receives slower than it could, just now."""
+        return self._pace is not None and self._pace.is_on
+
     def start(self) -> None:
         """Raises `FabricError` if it cannot listen."""
         self._thread.start()

@@ -231,7 +231,8 @@ class Link:
             self.break_off(error)
         else:
             if frame is not None:
-                self.speed.received(nbytes, posted_s, self._clock())
+                if outgoing.ticket.codecs:  # a receiver that takes none may be slow on purpose
+                    self.speed.received(nbytes, posted_s, self._clock())
                 self._counters.sent_frames += 1
                 self._counters.sent_nbytes += nbytes - message_nbytes(0)
 

@@ -8,6 +8,7 @@ import pytest
 
 from engine.config import ModelError
 from engine.kv_codec import Codec
+from kvfabric.fabric import Fabric
 from kvfabric.link_speed import LinkSpeed
 from tests.decode_server.test_leg import PROMPT, Relay, ticket
 from tests.relay import run_prefill, running_leg, started_worker
@@ -73,3 +74,17 @@ async def test_int8_is_smaller_still_and_only_by_permission(
 async def test_a_codec_that_is_none_is_refused_at_start(tiny_llama: Path) -> None:
     with pytest.raises(ModelError, match="zip"), started_worker(tiny_llama, kv_codecs=("zip",)):
         pass
+
+
+async def test_a_worker_that_is_paced_asks_for_raw_kv(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fabric, "is_paced", True)
+    expected = await relay.expected(PROMPT, 6)
+    with running_leg(relay.decode.decode_leg(PROMPT, 6, cache_salt="paced")) as (events, task):
+        minted = await ticket(events)
+        assert not minted.codecs
+        leg = relay.prefill.prefill_leg(PROMPT, 6, minted, cache_salt="paced")
+        assert (await run_prefill(leg))[-1].shipped.timings.codec == "raw"
+        await task
+    assert events.token_ids == expected

@@ -1,6 +1,16 @@
 import pytest
 
 from kvfabric.link_speed import LinkSpeed
+from tests.kvfabric.rig import (
+    SHAPE,
+    Sink,
+    Source,
+    make_ticket,
+    open_nodes,
+    ship_all,
+    shipped,
+    zero_kv,
+)
 
 MIB = 1 << 20
 
@@ -36,3 +46,15 @@ def test_it_follows_a_link_that_changes() -> None:
     for index in range(20, 40):
         speed.received(MIB, posted_s=index, received_s=index + 0.1)
     assert speed.nbytes_per_s == pytest.approx(10 * MIB, rel=0.05)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("codecs", [(), (1,)])
+async def test_a_link_learns_from_transfers_that_may_take_a_codec(codecs: tuple[int, ...]) -> None:
+    async with open_nodes("inproc", slot_nbytes=512 << 10) as (prefill, decode):
+        ticket, sink = make_ticket(decode, 2048, codecs=codecs), Sink(2048)
+        decode.expect(ticket, SHAPE, sink)
+        await shipped(ship_all(prefill, ticket, Source(zero_kv(2048))))
+        await sink.commit()
+        speeds = prefill.stats().links_nbytes_per_s
+        assert [speed > 0 for speed in speeds.values()] == [True] * len(codecs)
