@@ -81,19 +81,7 @@ class RouterMetrics:
             "baton_request_output_tokens_total", "Output tokens delivered."
         )
         self._stages = StageMetrics(registry)
-        ready = Gauge(
-            "baton_workers_ready", "Workers that take requests.", ["role"], registry=registry
-        )
-        ready.labels("decode").set_function(lambda: _num_ready(workers.decodes))
-        ready.labels("prefill").set_function(lambda: _num_ready(workers.prefills))
-        shut = Gauge(
-            "baton_breakers_open",
-            "Workers whose calls failed too often: a probe must go well before they get others.",
-            ["role"],
-            registry=registry,
-        )
-        shut.labels("decode").set_function(lambda: _num_shut(workers.decodes))
-        shut.labels("prefill").set_function(lambda: _num_shut(workers.prefills))
+        _watch_workers(registry, workers)
 
     def count_retry(self, leg: str, reason: str) -> None:
         self.retries.labels(leg, reason).inc()
@@ -151,6 +139,20 @@ class TokenTimer:
         if self._num_tokens > 1:
             per_token = (self._last - self._first) / (self._num_tokens - 1)
             self._metrics.time_per_output_token.observe(per_token)
+
+
+def _watch_workers(registry: CollectorRegistry, workers: WorkerSet) -> None:
+    ready = Gauge("baton_workers_ready", "Workers that take requests.", ["role"], registry=registry)
+    ready.labels("decode").set_function(lambda: _num_ready(workers.decodes))
+    ready.labels("prefill").set_function(lambda: _num_ready(workers.prefills))
+    shut = Gauge(
+        "baton_breakers_open",
+        "Workers whose calls failed too often: a probe must go well before they get others.",
+        ["role"],
+        registry=registry,
+    )
+    shut.labels("decode").set_function(lambda: _num_shut(workers.decodes))
+    shut.labels("prefill").set_function(lambda: _num_shut(workers.prefills))
 
 
 def _num_ready(workers: Sequence[Worker]) -> int:
