@@ -1,12 +1,13 @@
 """Faults on purpose: a transport around another one, that harms a share of the messages sent.
 
 Off unless `FabricConfig.faults` says otherwise, and that is for tests. A plan is a list of rules,
-`kind:fault:probability[:seconds=S][:times=N]`, separated by commas, with a last `seed=N`:
+`kind:fault:probability[:seconds=S][:times=N][:after=N]`, separated by commas, with a last `seed=N`:
 
     kv:drop:0.01,commit:delay:0.5:seconds=0.2,*:kill:1:times=1,seed=7
 
 1. Each message sent is of one kind, by what it says of itself. The first rule for that kind whose
-   draw hits harms it; a rule with `times` hits no more often than that.
+   draw hits harms it; a rule with `times` hits no more often than that, and one with `after`
+   lets so many of its kind pass first.
 2. A message that is held up (`delay`, `reorder`, `stall`) holds up what follows on its channel, as
    a network in order would; `reorder` lets just the next one pass.
 3. `drop` and `corrupt` succeed for whoever sent, as they do on a network.
@@ -56,13 +57,14 @@ _FRAME_KINDS = {FrameKind.KV: "kv", FrameKind.COMMIT: "commit", FrameKind.VOID: 
 
 @dataclass(slots=True)
 class Rule:
-    """One rule of a plan; `times` counts down."""
+    """One rule of a plan; `times` and `after` count down."""
 
     kind: str
     fault: Fault
     probability: float
     seconds: float = DEFAULT_SECONDS
     times: int | None = None
+    after: int = 0
 
 
 class FaultPlan:
@@ -89,7 +91,9 @@ class FaultPlan:
         for rule in self._rules:
             if rule.kind not in (kind, ANY) or rule.times == 0:
                 continue
-            if self.random.random() < rule.probability:
+            if rule.after:
+                rule.after -= 1
+            elif self.random.random() < rule.probability:
                 rule.times = None if rule.times is None else rule.times - 1
                 self.injected[f"{kind}:{rule.fault}"] += 1
                 return rule
@@ -107,8 +111,10 @@ def _parse_rule(text: str) -> Rule:
                 rule.seconds = float(value)
             case ("times", _, value):
                 rule.times = int(value)
+            case ("after", _, value):
+                rule.after = int(value)
             case _:
-                raise ValueError(f"{text}: {option!r} is neither seconds=S nor times=N")
+                raise ValueError(f"{text}: {option!r} is not seconds=S, times=N or after=N")
     return rule
 
 

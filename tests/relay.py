@@ -116,16 +116,21 @@ class Worker:
         return self.registry.get_sample_value(name, labels) or 0.0
 
     async def assert_all_back(self) -> None:
-        await eventually(self._is_idle, within_s=2)
+        await eventually(lambda: self._engine_is_idle() and self._fabric_is_idle(), within_s=2)
 
-    def _is_idle(self) -> bool:
-        engine, fabric = self.engine.stats(), self.fabric.stats()
-        return (
-            engine.blocks.unused == self.engine.num_blocks
-            and not engine.waiting + engine.running + engine.awaiting_kv
-            and not fabric.send_slots_used + fabric.recv_slots_used
-            and not fabric.expected_transfers + fabric.outgoing_transfers
-        )
+    async def assert_fabric_idle(self) -> None:
+        """Where the engine serves others, too."""
+        await eventually(self._fabric_is_idle, within_s=2)
+
+    def _engine_is_idle(self) -> bool:
+        engine = self.engine.stats()
+        idle = not engine.waiting + engine.running + engine.awaiting_kv
+        return idle and engine.blocks.unused == self.engine.num_blocks
+
+    def _fabric_is_idle(self) -> bool:
+        fabric = self.fabric.stats()
+        slots = fabric.send_slots_used + fabric.recv_slots_used
+        return not slots + fabric.expected_transfers + fabric.outgoing_transfers
 
 
 Event = TypeVar("Event", pb.GenerateEvent, pb.PrefillEvent)

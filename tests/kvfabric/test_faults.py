@@ -48,6 +48,8 @@ def test_a_plan_is_parsed() -> None:
     hits = sum(plan.draw("kv") is not None for _ in range(1000))
     assert 200 < hits < 300
     assert plan.injected == {"hello:delay": 1, "kv:drop": hits}
+    later = FaultPlan.parse("kv:drop:1:times=1:after=2")
+    assert [later.draw("kv") is not None for _ in range(4)] == [False, False, True, False]
     again = FaultPlan.parse("kv:drop:0.25,seed=7")
     other = FaultPlan.parse("kv:drop:0.25,seed=7")
     draws = [[p.draw("kv") is None for _ in range(50)] for p in (again, other)]
