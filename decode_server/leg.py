@@ -180,6 +180,7 @@ class DecodeLeg:
         if self._request.leg is Leg.DECODE and not self._local_reason:
             # A handoff was asked for: it is not left out silently.
             self._metrics.count_local_prefill("prefix_hit")
+            self._timings.local_prefill_reason = "prefix_hit"
 
     def _offer(self, ticket: Ticket, *, replaces_lost: bool = False) -> pb.GenerateEvent:
         self._num_tickets += 1
@@ -236,6 +237,7 @@ class DecodeLeg:
         self._local_reason, self._computes_rest = reason, True
         self._handoff.ticket = None
         self._metrics.count_local_prefill(reason)
+        self._timings.local_prefill_reason = reason
         self._engine.engine.compute_rest(self._request.request_id, verdict.num_tokens)
         return []
 

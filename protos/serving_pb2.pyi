@@ -900,6 +900,7 @@ class Timings(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     OFFERS_FIELD_NUMBER: _builtins.int
+    LOCAL_PREFILL_REASON_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """submitted → first scheduled, or → room reserved"""
     build_ns: _builtins.int
@@ -922,6 +923,8 @@ class Timings(_message.Message):
     """how payloads were encoded"""
     offers: _builtins.int
     """OFFERs that announced its frames"""
+    local_prefill_reason: _builtins.str
+    """why decode, of its own choice, computed (the rest of) a"""
     @_builtins.property
     def queue(self) -> Global___Span:
         """where each of them lies; absent where a leg has no such part"""
@@ -973,10 +976,11 @@ class Timings(_message.Message):
         transports: _abc.Iterable[_builtins.str] | None = ...,
         codec: _builtins.str = ...,
         offers: _builtins.int = ...,
+        local_prefill_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "build", b"build", "decode", b"decode", "install", b"install", "pack", b"pack", "queue", b"queue", "ship", b"ship"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attach_ns", b"attach_ns", "build", b"build", "build_ns", b"build_ns", "chunks", b"chunks", "codec", b"codec", "decode", b"decode", "decode_ns", b"decode_ns", "install", b"install", "install_ns", b"install_ns", "kv_frames", b"kv_frames", "kv_nbytes", b"kv_nbytes", "offers", b"offers", "pack", b"pack", "pack_ns", b"pack_ns", "queue", b"queue", "queue_ns", b"queue_ns", "ship", b"ship", "ship_ns", b"ship_ns", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attach_ns", b"attach_ns", "build", b"build", "build_ns", b"build_ns", "chunks", b"chunks", "codec", b"codec", "decode", b"decode", "decode_ns", b"decode_ns", "install", b"install", "install_ns", b"install_ns", "kv_frames", b"kv_frames", "kv_nbytes", b"kv_nbytes", "local_prefill_reason", b"local_prefill_reason", "offers", b"offers", "pack", b"pack", "pack_ns", b"pack_ns", "queue", b"queue", "queue_ns", b"queue_ns", "ship", b"ship", "ship_ns", b"ship_ns", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

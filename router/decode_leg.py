@@ -75,6 +75,7 @@ async def _read_stream(
             elif event.HasField("tokens"):
                 if leg.timings is None and event.tokens.HasField("timings"):
                     leg.told(event.tokens.timings, decode)
+                    progress.record.attempt.told(event.tokens.timings.local_prefill_reason)
                 progress.note_cached(event.tokens.num_cached_tokens)
                 logprobs = [token_logprobs(entry) for entry in event.tokens.logprobs]
                 sample = progress.sample(event.tokens.sample)

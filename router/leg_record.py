@@ -79,6 +79,7 @@ class AttemptRecord:
     candidates: tuple[Verdict, ...] = ()
     """Decode workers."""
     local_prefill_reason: str = ""
+    """Why decode computed the prompt or the rest of it: the router's reason, or decode's own."""
     decode: LegRecord | None = None
     prefills: list[LegRecord] = field(default_factory=list)
     num_left_out: int = 0
@@ -91,6 +92,10 @@ class AttemptRecord:
         self.picked_ns = time.monotonic_ns()
         self.candidates = tuple(candidates[:MAX_CANDIDATES])
         self.local_prefill_reason = local_prefill_reason or ""
+
+    def told(self, local_prefill_reason: str) -> None:
+        """By decode: what it has chosen itself, if anything."""
+        self.local_prefill_reason = self.local_prefill_reason or local_prefill_reason[:MAX_TEXT]
 
     def ended(self, outcome: str, detail: str = "") -> None:
         self.end_ns, self.outcome, self.detail = time.monotonic_ns(), outcome, detail

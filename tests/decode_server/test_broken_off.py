@@ -94,6 +94,7 @@ async def test_decode_chooses_the_tail_when_handoffs_are_slow(relay: Relay) -> N
     assert events.token_ids == expected
     assert len(events.tickets) == 1
     assert local_prefills(relay, "cheaper_tail") == 1
+    assert events[-1].finished.timings.local_prefill_reason == "cheaper_tail"
 
 
 async def test_prompt_logprobs_come_from_one_side(relay: Relay) -> None:

@@ -50,6 +50,7 @@ async def test_a_relayed_request(
     (prompt,) = told["prompts"]
     assert prompt["samples"] == [{"num_tokens": len(answer), "finish_reason": "stop"}]
     (attempt,) = prompt["attempts"]
+    assert attempt["local_prefill_reason"] == "cheaper_tail"
     (leg,), decode = attempt["prefills"], attempt["decode"]
     assert (attempt["outcome"], leg["outcome"], decode["outcome"]) == ("done", "done", "done")
     assert [stage["stage"] for stage in leg["stages"]] == ["queue", "build", "ship"]

@@ -46,7 +46,7 @@ def knows_clock(worker: Worker) -> bool:
 
 def relay_timed(cluster: FakeCluster) -> None:
     """The next request's workers tell times: 2 ms of queue and 8 of building on prefill, 5 of
-    shipping; decode attaches 6 ms after the build."""
+    shipping; decode attaches 6 ms after the build, and says that it has computed a tail itself."""
     prefill, decode = cluster.prefills[0], cluster.decodes[0]
     built = asyncio.get_running_loop().create_future()
     prefill.scripts.append(lambda call: ship_timed(prefill, call, built))
@@ -78,6 +78,7 @@ async def attach_timed(decode: FakeDecode, call: GenerateCall, built: asyncio.Fu
         queue_ns=MS, queue=span(at - 30 * MS, at - 29 * MS),
         install_ns=4 * MS, install=span(at - MS, at + 4 * MS),
         attach_ns=2 * MS, attach=span(at + 4 * MS, at + 6 * MS), kv_nbytes=4096, kv_frames=3,
+        local_prefill_reason="cheaper_tail",
     )  # fmt: skip
     await asyncio.sleep(0.02)
     tokens = pb.Tokens(token_ids=call.relay.answer[:1], timings=timings)
