@@ -46,12 +46,22 @@ def scrape(url: str) -> Metrics:
 class WorkerProcess(ClusterProcess):
     """A prefill or decode worker."""
 
-    def __init__(self, role: str, name: str, log: Path, flags: dict[str, object]) -> None:
+    def __init__(
+        self,
+        role: str,
+        name: str,
+        log: Path,
+        flags: dict[str, object],
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`prefix`: a command that becomes the worker, such as `env` or `ip netns exec`."""
         self.role = role
         self.num_ranks = int(str(flags.get("tensor_parallel", 1)))
-        self.grpc_address = f"127.0.0.1:{free_port()}"
+        self._host = str(flags.get("host", "127.0.0.1"))
+        self.grpc_address = f"{self._host}:{free_port()}"
         self._metrics_port = free_port()
         command = [
+            *prefix,
             *(sys.executable, "-m", "deploy.worker", "--role", role, "--name", name),
             *("--grpc-port", self.grpc_address.rpartition(":")[2]),
             *("--metrics-port", str(self._metrics_port)),
@@ -69,7 +79,7 @@ class WorkerProcess(ClusterProcess):
         self.wait_until(self._is_serving, "serving")
 
     def metrics(self) -> Metrics:
-        return scrape(f"http://127.0.0.1:{self._metrics_port}/metrics")
+        return scrape(f"http://{self._host}:{self._metrics_port}/metrics")
 
     def status(self) -> pb.WorkerStatus:
         with grpc.insecure_channel(self.grpc_address) as channel:
@@ -144,11 +154,11 @@ class Cluster:
         self.routers: list[RouterProcess] = []
         self._worker_flags = worker_flags
 
-    def worker(self, role: str, **flags: object) -> WorkerProcess:
+    def worker(self, role: str, prefix: Sequence[str] = (), **flags: object) -> WorkerProcess:
         """Starts a worker; call `wait_ready` before its first use."""
         name = f"{role}-{sum(1 for worker in self.workers if worker.role == role)}"
         flags = {"model_path": self.model_path, "fabric_floor": 0, **self._worker_flags, **flags}
-        worker = WorkerProcess(role, name, self.run_dir / f"{name}.log", flags)
+        worker = WorkerProcess(role, name, self.run_dir / f"{name}.log", flags, prefix)
         self.workers.append(worker)
         return worker
 
