@@ -50,7 +50,7 @@ from kvfabric.ranks.messages import (
     Shipped,
 )
 from kvfabric.shipment import Shipment
-from kvfabric.stats import FabricStats
+from kvfabric.stats import FabricStats, LentSlot
 from kvfabric.ticket import KVShape, Packed, ReceiveReport, ShipReport
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class RankHandoff:
         self._fabric = fabric
         self._sinks: dict[TransferId, RankSink] = {}
         self._shipping: dict[int, tuple[Shipment, RankSource]] = {}
-        self._told: FabricStats | None = None
+        self._told: tuple[FabricStats, list[LentSlot]] | None = None
 
     async def open(self, end: socket.socket) -> "asyncio.Task[None]":
         self._loop = asyncio.get_running_loop()
@@ -217,9 +217,10 @@ class RankHandoff:
 
     def _tell_counted(self) -> None:
         stats = replace(self._fabric.stats(), loop_lag_s=0.0)  # it moves all the time
-        if stats != self._told:
-            self._told = stats
-            self._channel.send(Counted(self._fabric.stats()))
+        lent = self._fabric.lent_here()
+        if (stats, lent) != self._told:
+            self._told = stats, lent
+            self._channel.send(Counted(self._fabric.stats(), lent))
 
 
 class RankSink:

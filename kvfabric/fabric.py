@@ -129,7 +129,11 @@ class Fabric:
         """Whose the staging slots are. Raises FabricClosed."""
         if self._closed:
             raise FabricClosed("the fabric is closed")
-        return self.call(self._node.lent())
+        return self.call(self._lent())
+
+    def lent_here(self) -> list[LentSlot]:
+        """The same of this process alone, for who is on the fabric's loop."""
+        return self._node.lent()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Runs a coroutine on the fabric's loop."""
@@ -155,6 +159,9 @@ class Fabric:
             self._loop.run_until_complete(self._serve())
         finally:
             self._loop.close()
+
+    async def _lent(self) -> list[LentSlot]:
+        return self.lent_here()
 
     async def _serve(self) -> None:
         opening = self._loop.create_task(self._open())

@@ -171,7 +171,7 @@ class Node:
             loop_lag_s=max(tuple(self._lags_s)),
         )
 
-    async def lent(self) -> list[LentSlot]:
+    def lent(self) -> list[LentSlot]:
         """Whose the slots are."""
         sending = [LentSlot("send", s.owner, s.since_ns) for s in self._send_slots.lent]
         return sending + [LentSlot("recv", s.owner, s.since_ns) for s in self._recv_slots.lent]

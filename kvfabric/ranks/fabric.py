@@ -35,7 +35,7 @@ from kvfabric.ranks.messages import (
 from kvfabric.ranks.shipments import MemberShipment
 from kvfabric.ranks.transfers import RankedTransfer, RankedTransfers
 from kvfabric.shipment import Shipment, Shipments
-from kvfabric.stats import FabricStats, added_up
+from kvfabric.stats import FabricStats, LentSlot, added_up
 from kvfabric.tasks import TaskSet
 from kvfabric.ticket import BlockLender, FrameSink, FrameSource, KVShape, KVShard, Ticket
 
@@ -150,8 +150,8 @@ class RankedFabric(Fabric):
     def _hear(self, member: Member, message: Message) -> None:
         assert self._transfers is not None
         match message:
-            case Counted(stats):
-                member.stats = stats
+            case Counted(stats, lent):
+                member.stats, member.lent = stats, lent
             case Expecting() | Claim() | Received() | Lost() | Released():
                 self._transfers.hear(member, message)
             case Shipped(number) | NotShipped(number):
@@ -176,11 +176,16 @@ class RankedFabric(Fabric):
             member.stats, send_slots_used=0, recv_slots_used=0, expected_transfers=0,
             outgoing_transfers=0, endpoints=0, transports=(),
         )  # fmt: skip
+        member.lent = []
         assert self._transfers is not None
         self._transfers.on_gone(member)
         for shipment in [s for s in self._shipping.values() if s.member is member]:
             del self._shipping[shipment.number]
             shipment.on_gone()
+
+    async def _lent(self) -> list[LentSlot]:
+        """Of all ranks; the others' as they told them last."""
+        return [*await super()._lent(), *(slot for m in self._members for slot in m.lent)]
 
     async def _shut(self, node: Node) -> None:
         if self._transfers is not None and self._listening is not None:

@@ -2,6 +2,7 @@
 
 from kvfabric.ranks.channel import RankChannel
 from kvfabric.ranks.messages import Here, Message
+from kvfabric.stats import LentSlot
 
 ANSWER_SECONDS = 10.0
 """For what a rank that is told to give something up must do: it only lets frames under way end."""
@@ -16,6 +17,8 @@ class Member:
         self.is_gone = False
         self.stats = here.stats
         """Its last word on them; each is whole, so any thread may read it."""
+        self.lent: list[LentSlot] = []
+        """Its last word on whose its slots are."""
         self._channel = channel
 
     def tell(self, message: Message) -> None:

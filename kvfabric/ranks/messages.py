@@ -27,7 +27,7 @@ from typing import Any, get_args
 import kvfabric.errors
 from kvfabric.errors import FabricError
 from kvfabric.frame import TransferId
-from kvfabric.stats import FabricStats
+from kvfabric.stats import FabricStats, LentSlot
 from kvfabric.ticket import KVShard, ReceiveReport, ShipReport, Span, Ticket
 
 
@@ -40,6 +40,7 @@ class Here:
 @dataclass(frozen=True, slots=True)
 class Counted:
     stats: FabricStats
+    lent: list[LentSlot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,8 @@ def _read(kind: type[Message], name: str, value: Any) -> object:
             return KVShard(**value)
         case "stats":
             return FabricStats(**{**value, "transports": tuple(value["transports"])})
+        case "lent":
+            return [LentSlot(*slot) for slot in value]
         case "report":
             return ReceiveReport(**value) if kind is Received else _ship_report(value)
         case "ticket":

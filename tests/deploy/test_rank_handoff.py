@@ -148,6 +148,18 @@ async def test_a_request_that_is_gone_when_the_first_frame_comes(tiny_llama: Pat
         await r.assert_all_back()
 
 
+async def slots_of_all_ranks_are_told(worker: Worker) -> None:
+    """Frames wait in them for blocks; rank 0 knows for whom, on every rank."""
+
+    def are_told() -> bool:
+        told = worker.fabric.lent().result(1)
+        used = [stats.recv_slots_used for stats in worker.fabric.rank_stats()]
+        owners = {(slot.budget, slot.owner) for slot in told if slot.owner}
+        return len(used) == 3 and all(used) and len(told) == sum(used) and len(owners) == 1
+
+    await eventually(are_told)
+
+
 async def test_forgotten_while_the_blocks_are_claimed(tiny_llama: Path) -> None:
     """They are lent to a rank that has forgotten the transfer: it gives them back at once."""
     async with relay(tiny_llama, 2, 3) as r:
@@ -156,6 +168,7 @@ async def test_forgotten_while_the_blocks_are_claimed(tiny_llama: Path) -> None:
         fabric = r.decode.fabric
         assert isinstance(fabric, RankedFabric)
         await eventually(lambda: fabric.num_claims_under_way == 2)
+        await slots_of_all_ranks_are_told(r.decode)
         r.handoff.drop()
         await eventually(lambda: not r.decode.fabrics[2].stats().expected_transfers)
         r.decode.claimed.set_result(r.there)

@@ -26,7 +26,7 @@ from kvfabric.ranks.messages import (
     encode,
     error_of,
 )
-from kvfabric.stats import FabricStats, added_up
+from kvfabric.stats import FabricStats, LentSlot, added_up
 from kvfabric.ticket import KVShard, ReceiveReport, ShipReport, Span, Ticket
 
 ID = TransferId(bytes(range(16)))
@@ -44,7 +44,7 @@ STATS = FabricStats(
     "message",
     [
         Here(SHARD, STATS),
-        Counted(STATS),
+        Counted(STATS, [LentSlot("recv", "request-1", 5), LentSlot("send", "", 6)]),
         Expect(TICKET),
         Expecting(ID),
         Forget(ID),
