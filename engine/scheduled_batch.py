@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.kv_lease import KVLease
 from engine.request import BlockId, PromptLogprobs, RequestId, TokenLogprobs
 from engine.sequence import Sequence
-from engine.step_cost import StepWork, sequence_work
+from engine.step_cost import StepWork, step_work
 from engine.swap_space import Swap
 
 
@@ -52,9 +52,7 @@ class ScheduledBatch:
 
     def work(self) -> StepWork:
         """Before `Scheduler.update`, which moves the counters on."""
-        parts = [StepWork(steps=1)]
-        parts += [sequence_work(s.num_computed_tokens, s.num_scheduled_tokens) for s in self.seqs]
-        return StepWork(*map(sum, zip(*parts, strict=True)))
+        return step_work((s.num_computed_tokens, s.num_scheduled_tokens) for s in self.seqs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,8 @@ def sampling(seqs: Iterable[Sequence]) -> list[Sequence]:
 
 def stuck_grammars(batch: ScheduledBatch) -> dict[Sequence, str]:
     """Those that were sampled from and whose grammar allowed no token, and why."""
+    if not any(seq.grammar is not None or seq.forks for seq in batch.seqs):
+        return {}  # nearly always: each step asks
     grammars = ((seq, seq.grammar) for seq in sampling(batch.seqs))
     return {seq: g.failure for seq, g in grammars if g is not None and g.failure is not None}
 

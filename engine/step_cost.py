@@ -13,14 +13,16 @@ Pure: it is fed (work, seconds) and has no clock. Life of a sample (`learn`):
 3. Of the first samples of a kind, slow ones weigh little beside fast ones, as each is reckoned
    relative to itself. Before there are `_NUM_FIRST` nothing should be built on predictions.
 4. A few sweeps of coordinate descent, each weight kept at 0 or above, start from the weights so far
-   (recursive least squares with forgetting, and without its negative weights). Where samples leave
-   it open which term a cost belongs to, the terms that grow with the tokens have it first: a model
-   in doubt says that more tokens cost more.
+   (recursive least squares with forgetting, and without its negative weights); of plain decode
+   steps, which are many and differ little, only with every `_FIT_EVERY`-th. Where samples leave it
+   open which term a cost belongs to, the terms that grow with the tokens have it first: a model in
+   doubt says that more tokens cost more.
 
 Predictions are never negative and never fall when work is added. The features are those of
 DistServe's and Niyama's cost models (arXiv 2401.09670, 2503.22562).
 """
 
+from collections.abc import Iterable
 from operator import add, mul
 from typing import NamedTuple
 
@@ -29,6 +31,7 @@ _FORGET_CHANGED = 0.7
 _SURPRISE = 3.0
 _NUM_FIRST = 4  # samples of a kind that count as they are: there is nothing yet to be surprised by
 _NUM_SWEEPS = 6
+_FIT_EVERY = 4  # of plain decode steps
 _SWEEP = (3, 4, 1, 2, 0)  # indices of StepWork, those first that cost goes to in doubt
 
 
@@ -51,10 +54,20 @@ class StepWork(NamedTuple):
 
 def sequence_work(first_position: int, num_tokens: int) -> StepWork:
     """Of computing tokens [first_position, first_position + num_tokens) of one sequence."""
-    if num_tokens == 1:
-        return StepWork(decodes=1, decode_context=first_position + 1)
-    attention = num_tokens * first_position + num_tokens * (num_tokens + 1) // 2
-    return StepWork(prefill_tokens=num_tokens, prefill_attention=attention)
+    return step_work([(first_position, num_tokens)], steps=0)
+
+
+def step_work(parts: Iterable[tuple[int, int]], steps: int = 1) -> StepWork:
+    """Of a step; `parts` as in `sequence_work`."""
+    decodes = context = tokens = attention = 0
+    for first_position, num_tokens in parts:
+        if num_tokens == 1:
+            decodes += 1
+            context += first_position + 1
+        else:
+            tokens += num_tokens
+            attention += num_tokens * first_position + num_tokens * (num_tokens + 1) // 2
+    return StepWork(steps, decodes, context, tokens, attention)
 
 
 class StepCost:
@@ -68,7 +81,7 @@ class StepCost:
     @property
     def knows_prefill(self) -> bool:
         """It has seen some: the first are often slow, for caches are cold and code is new."""
-        return self._kinds[True].num_samples >= _NUM_FIRST
+        return not self._kinds[True].is_new
 
     def predict(self, work: StepWork) -> float:
         """Seconds."""
@@ -78,15 +91,17 @@ class StepCost:
     def learn(self, work: StepWork, seconds: float) -> None:
         """`work` took `seconds`, which is positive."""
         assert seconds > 0, seconds
-        kind = self._kinds[work.prefill_tokens > 0]
+        has_prefill = work.prefill_tokens > 0
+        kind = self._kinds[has_prefill]
         predicted = self.predict(work)
-        if kind.num_samples < _NUM_FIRST or predicted == 0:
+        if kind.is_new or predicted == 0:
             kind.add([amount / seconds for amount in work], 1.0, is_surprise=False)
         else:
             ratio = seconds / predicted
             credible = min(max(ratio, 1 / _SURPRISE), _SURPRISE)
             kind.add([amount / predicted for amount in work], credible, credible != ratio)
-        self._fit()
+        if has_prefill or kind.is_new or kind.num_samples % _FIT_EVERY == 0:
+            self._fit()
 
     def _fit(self) -> None:
         weights, kinds = self.weights, tuple(self._kinds.values())
@@ -109,6 +124,10 @@ class _NormalEquations:
         self.moment = [0.0 for _ in size]
         self.num_samples = 0
         self._was_surprise = False
+
+    @property
+    def is_new(self) -> bool:
+        return self.num_samples < _NUM_FIRST
 
     def add(self, x: list[float], y: float, is_surprise: bool) -> None:
         keep = _FORGET_CHANGED if is_surprise and self._was_surprise else _FORGET
