@@ -1,8 +1,8 @@
 """What an engine counts (`StepCounters`), and the immutable snapshot that any thread may read."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import mul
+from typing import NamedTuple
 
 from engine.block_pool import BlockLedger
 from engine.books import Books
@@ -13,8 +13,7 @@ from engine.step_cost import StepWork, sequence_work
 from engine.step_meter import StepMeter
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(NamedTuple):
     """Published by the engine thread each turn. Counters only grow."""
 
     waiting: int
