@@ -23,7 +23,6 @@ import torch
 from bench.ceiling import measure
 from engine import model_runner
 from engine.async_engine import AsyncEngine, Mailbox
-from engine.batch import PackedBatch
 from engine.engine import Engine
 from engine.engine_config import EngineConfig
 from engine.logprobs import StepLogprobs
@@ -60,9 +59,7 @@ class Turns:
         self._time(loop._runner._model.sampler, "sample_tokens", "sampler")
         for name in ("pack", "unpack"):
             self._time(StepLogprobs, name, "sampler")
-        self._time(model_runner, "_batch_row", "batch")
-        for name in ("of", "to"):
-            self._time(PackedBatch, name, "batch")
+        self._time(loop._runner, "_batch", "batch")
         for name in ("schedule", "update"):
             self._time(loop._scheduler, name, "schedule")
         self._time(loop, "_tell", "events")
@@ -82,7 +79,7 @@ class Turns:
             began = time.perf_counter()
             result = inner(*args, **kwargs)
             self._now[part] += time.perf_counter() - began
-            if name == "to":
+            if name == "_batch":
                 self._tokens = len(result.input_ids)
             return result
 

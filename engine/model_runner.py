@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import BatchInput, BatchRow, PackedBatch
+from engine.decode_batch import DecodeBatches
 from engine.decoder import Decoder
 from engine.errors import OutOfDeviceMemory
 from engine.grammars import Grammars, MaskFill
@@ -76,6 +77,11 @@ class ModelRunner:
         self._device = kv_cache.device
         self._ranks = ranks
         self._on_cuda = self._device.type == "cuda"
+        self._decode_batches = (
+            DecodeBatches(kv_cache.block_size)
+            if self._device.type == "cpu" and not ranks.are_there
+            else None
+        )
         self.is_async = self._on_cuda and not ranks.are_there
 
     def start(self) -> None:
@@ -100,14 +106,10 @@ class ModelRunner:
     def _run(self, seqs: list[Sequence], groups: LayerGroups | None) -> StepOutput:
         drawn = sampling(seqs)
         masks = self._begin_masks(drawn)
-        packed_batch = PackedBatch.of(
-            [_batch_row(seq) for seq in seqs], self._kv_cache.block_size, self._on_cuda
-        )
-        self._ranks.forward(packed_batch)
-        batch = packed_batch.to(self._device)
+        batch = self._batch(seqs)
         logits, hidden = self._model.forward(batch, self._kv_cache, groups)
         self._copier.record_compute()
-        told = PromptLogprobsRows(seqs)
+        told = PromptLogprobsRows(seqs if len(batch.prompt_indices) else ())
         if not drawn and not told.num_rows:
             self._ranks.wait(self._device)
             return StepOutput([])
@@ -127,6 +129,17 @@ class ModelRunner:
         own, prompts = read[:num_own], read[num_own:]
         token_ids = own[: len(rows)].tolist()  # host memory
         return StepOutput(token_ids, logprobs.unpack(own), told.unpack(prompts))
+
+    def _batch(self, seqs: list[Sequence]) -> BatchInput:
+        """On the device, and told to the other ranks."""
+        if self._decode_batches is not None:
+            batch = self._decode_batches.build(seqs)
+            if batch is not None:
+                return batch
+        rows = [_batch_row(seq) for seq in seqs]
+        packed = PackedBatch.of(rows, self._kv_cache.block_size, self._on_cuda)
+        self._ranks.forward(packed)
+        return packed.to(self._device)
 
     def _groups(
         self, seqs: list[Sequence], on_layers: Callable[[int], None] | None
