@@ -67,8 +67,11 @@ class LogitRules:
 
     def banned_token_ids(self) -> list[int]:
         """What must not come next, each once."""
+        is_short = len(self._outputs) < self.params.min_tokens
+        if not is_short and not self.params.bad_words:
+            return []
         banned = self._bad_words.banned(self._outputs)
-        if len(self._outputs) < self.params.min_tokens:
+        if is_short:
             banned.update(self._end_token_ids)
         return sorted(banned)
 

@@ -4,7 +4,7 @@ A row (50,000 float32) stays in a core's cache. What becomes of it:
 
 1. What its sample asks for is applied to a copy, if it asks for anything (adjust.py).
 2. Greedy: its largest. Else all less the largest, by temperature, in float32 as numpy has them.
-3. Filters list what they keep, if there are any (likely.py).
+3. Filters, if there are any, list what they keep or find the least of it (likely.py).
 4. The largest score of what is left (gumbel.py).
 
 Whole ties are kept, and of equal scores the lowest id wins: no order of evaluation shows. Weights
@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.cpu.adjust import Changes, Int32s, adjust, asks
-from engine.cpu.gumbel import STRETCH, largest, largest_of_all, noise_key
+from engine.cpu.gumbel import STRETCH, largest, largest_from, largest_of_all, noise_key
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Floats, Ints
-from engine.cpu.likely import keep_likely
+from engine.cpu.likely import ALL, FROM_LEAST, WEIGHTS, keep_likely
 from engine.cpu.simd import LANES, any_above, div, load, max_lanes, maximum, splat, store, sub
 from engine.cpu.sync import claim, complete, wait
 
-SCRATCH_ROWS = 5
+SCRATCH_ROWS = 6
 """Of `padded` floats each, for each thread."""
 
 
@@ -76,8 +76,10 @@ def _draw(row: int, values: Floats, wishes: Wishes, own: Floats, ids: Int32s) ->
     low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
     _scale(values, np.float32(params[0]), scaled)
     num = keep_likely(scaled, top_k, params[2], params[3], own, ids)
-    if num < 0:
-        return largest_of_all(scaled, low, high, own[1], own[2])
+    if num == ALL:
+        return largest_of_all(scaled, low, high, own[1])
+    if num == FROM_LEAST:
+        return largest_from(scaled, own[WEIGHTS], own[1, 0], low, high, own[2])
     return largest(own[1], own[2], ids, num, low, high)
 
 

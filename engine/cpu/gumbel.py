@@ -5,17 +5,36 @@ the hash is compared with that, and for the dozen that pass the score is compute
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 
 from engine.cpu.adjust import Int32s
+from engine.cpu.compare import where_at_least
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Floats
-from engine.cpu.simd import LANES, any_above, exp, load, mul, splat, store
+from engine.cpu.simd import (
+    I32,
+    LANES,
+    V_F32,
+    V_I32,
+    any_above,
+    broadcast,
+    constant,
+    exp,
+    load,
+    mul,
+    splat,
+    store,
+    vector,
+)
 
 STRETCH = 256
-"""Elements of a row that are hashed, or summed up in float32, at once."""
+"""Elements of a row that are summed up in float32, at once."""
 
 _MOST = 1e20  # what a weight is multiplied with, at most: enough for any token that can win
 _SLACK = 1.001  # for the rounding of the bound
@@ -43,25 +62,57 @@ def largest(
 
 
 @kernel
-def largest_of_all(
-    scaled: Floats, low: np.uint32, high: np.uint32, hashes: Floats, weights: Floats
-) -> int:
-    """The token of the largest score."""
+def largest_of_all(scaled: Floats, low: np.uint32, high: np.uint32, lanes: Floats) -> int:
+    """The token of the largest score. `lanes`: room for a vector."""
     token_id, best, factor = 0, -np.inf, _factor(-np.inf)
-    for start in range(0, len(scaled) - LANES, STRETCH):
-        for i in range(STRETCH):
-            hashes[i] = np.float32(_hash(np.uint32(start + i), low, high))
-        for i in range(0, STRETCH, LANES):
-            bounds = mul(exp(load(scaled, start + i)), splat(factor))
-            if any_above(bounds, load(hashes, i)):
-                store(weights, 0, bounds)
-                for j in range(LANES):
-                    if hashes[i + j] < weights[j]:
-                        at = start + i + j
-                        score = scaled[at] + _noise(_hash(np.uint32(at), low, high))
-                        if score > best:
-                            token_id, best, factor = at, score, _factor(score)
+    for i in range(0, len(scaled) - LANES, LANES):
+        bounds = mul(exp(load(scaled, i)), splat(factor))
+        if any_above(bounds, hashes(i, low, high)):
+            store(lanes, 0, bounds)
+            token_id, best = _best_of(i, lanes, scaled, low, high, token_id, best)
+            factor = _factor(best)
     return token_id
+
+
+@kernel
+def largest_from(
+    scaled: Floats,
+    weights: Floats,
+    least: np.float32,
+    low: np.uint32,
+    high: np.uint32,
+    lanes: Floats,
+) -> int:
+    """The token of the largest score among those at or above `least`. `lanes`: as above."""
+    token_id, best, factor = 0, -np.inf, _factor(-np.inf)
+    for i in range(0, len(scaled) - LANES, LANES):
+        kept = where_at_least(load(scaled, i), splat(least), load(weights, i))
+        bounds = mul(kept, splat(factor))
+        if any_above(bounds, hashes(i, low, high)):
+            store(lanes, 0, bounds)
+            token_id, best = _best_of(i, lanes, scaled, low, high, token_id, best)
+            factor = _factor(best)
+    return token_id
+
+
+@kernel
+def _best_of(
+    start: int,
+    bounds: Floats,
+    scaled: Floats,
+    low: np.uint32,
+    high: np.uint32,
+    token_id: int,
+    best: float,
+) -> tuple[int, float]:
+    """The best so far, or of sixteen tokens from `start` one with a larger score."""
+    for j in range(LANES):
+        hashed = _hash(np.uint32(start + j), low, high)
+        if np.float32(hashed) < bounds[j]:
+            score = scaled[start + j] + _noise(hashed)
+            if score > best:
+                token_id, best = start + j, score
+    return token_id, best
 
 
 @kernel
@@ -81,6 +132,28 @@ def _hash(token_id: np.uint32, low: np.uint32, high: np.uint32) -> np.uint32:
     """31 bits, as sampler.gumbel_noise has them."""
     mixed = _mix32(np.uint32(_mix32(np.uint32(token_id ^ low)) ^ high))
     return np.uint32(mixed & np.uint32(0x7FFFFFFF))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def hashes(typing: Any, index: Any, low: Any, high: Any) -> Any:
+    """`_hash` of sixteen token ids from `index` on, as float32."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        first = broadcast(builder, builder.trunc(args[0], I32), V_I32)
+        x = builder.add(first, ir.Constant(V_I32, [*range(LANES)]))
+        for key in args[1:]:
+            x = _emit_mix32(builder, builder.xor(x, broadcast(builder, key, V_I32)))
+        return builder.sitofp(builder.and_(x, constant(V_I32, 0x7FFFFFFF)), V_F32)
+
+    return vector(types.intp, types.uint32, types.uint32), emit
+
+
+def _emit_mix32(builder: Any, x: Any) -> Any:
+    """As `_mix32`."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
+        x = builder.xor(x, builder.lshr(x, constant(V_I32, shift)))
+        x = builder.mul(x, constant(V_I32, factor)) if factor is not None else x
+    return x
 
 
 @kernel

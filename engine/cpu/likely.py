@@ -1,15 +1,21 @@
 """Which tokens min-p, top-k and top-p leave of a row, in kernels.
 
-Few tokens lie near the likeliest, and mostly they decide: those are listed. Else a level is sought
-above which there is what is to be kept and little more, by passes over the whole row that weigh, or
-count, what is above four levels at once; then what is above it is listed. The last value kept is
-found by halving the list (Hoare's selection, by count for top-k, by weight for top-p): nobody needs
-the others in order.
+Few tokens lie near the likeliest, and mostly they decide: those are listed. If they do not,
+
+* for top-p, the least value kept is bracketed: first by a part of the row, then by passes over the
+  whole of it that weigh what is below four levels at once. Only what is in the bracket is listed,
+  and nobody lists what is kept;
+* for top-k, a level is sought in the same way above which there are as many as are to be kept and
+  few more; what is above it is listed.
+
+The last value kept is found by halving such a list (Hoare's selection, by count for top-k, by
+weight for top-p): nobody needs it in order.
 """
 
 import numpy as np
 
 from engine.cpu.adjust import Int32s
+from engine.cpu.compare import any_within, count_above, where_above
 from engine.cpu.gumbel import STRETCH
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Floats
@@ -22,94 +28,158 @@ from engine.cpu.simd import (
     splat,
     store,
     sum_lanes,
-    where_above,
     zeros,
 )
 
 _NEAR = -5.0  # where filters look first: of the mass, most is above it
 _FEW = 1024  # tokens that are listed without a search for a better level
 _LEAST = -32.0  # where that search begins: hardly any mass is below it
-_SPLITS = 3  # passes, each for a fifth of what was left
+_SPLITS = 3  # passes, each for a fifth of what was left, as the next
 _LOWEST = -3.0e38  # above -inf only
+_PART = 8  # a vector in so many is looked at before all are
+_SPLITS_OF_PART = 4
+_NARROW = 0.3  # a bracket that holds few tokens
+_PASSES = 8  # over the whole row, at most; one or two are usual
+
+ALL, FROM_LEAST = -1, -2  # what `keep_likely` may say instead of a number
+WEIGHTS = 5  # row of `own` with the weights of all tokens, where it says FROM_LEAST
 
 
 @kernel
 def keep_likely(
     scaled: Floats, top_k: int, top_p: float, log_min_p: float, own: Floats, ids: Int32s
 ) -> int:
-    """How many tokens are kept: values in own[1], weights in own[2], ids ascending. -1: all are,
-    and none was listed."""
+    """How many tokens are kept: values in own[1], weights in own[2], ids ascending. ALL: none was
+    listed. FROM_LEAST: none was listed, and those at or above own[1, 0] are kept."""
     if top_k == 0 and top_p >= 1.0 and log_min_p == -np.inf:
-        return -1
+        return ALL
     if log_min_p > -np.inf:
         num = _list(scaled, np.float32(log_min_p), len(scaled), own[1], ids)
         return _keep(num, top_k, top_p, -1.0, True, own, ids)
-    total = -1.0 if top_k > 0 else _mass(scaled)
+    total = -1.0 if top_k > 0 else _mass(scaled, own[WEIGHTS])
     num = _list(scaled, np.float32(_NEAR), _FEW, own[1], ids)
     if num <= _FEW:
         num = _keep(num, top_k, top_p, total, False, own, ids)
         if num >= 0:
             return num
-    wanted = float(top_k) if top_k > 0 else total * top_p
-    level = _level(scaled, top_k > 0, wanted, own[2])
-    num = _list(scaled, level, len(scaled), own[1], ids)
-    return _keep(num, top_k, top_p, total, True, own, ids)
+    if top_k > 0:
+        level = _level(scaled, top_k)
+        num = _list(scaled, level, len(scaled), own[1], ids)
+        return _keep(num, top_k, top_p, total, True, own, ids)
+    own[1, 0] = _least_kept(scaled, own[WEIGHTS], total, 1.0 - top_p, own[3], own[4])
+    return FROM_LEAST
 
 
 @kernel
-def _mass(scaled: Floats) -> float:
-    """The weight of all tokens."""
+def _mass(scaled: Floats, weights: Floats) -> float:
+    """The weight of all tokens; each one's goes into `weights`."""
     total = 0.0
     for start in range(0, len(scaled) - LANES, STRETCH):
         lanes = zeros()
         for i in range(start, start + STRETCH, LANES):
-            lanes = add(lanes, exp(load(scaled, i)))
+            weight = exp(load(scaled, i))
+            store(weights, i, weight)
+            lanes = add(lanes, weight)
         total += sum_lanes(lanes)
     return total
 
 
 @kernel
-def _level(scaled: Floats, counts: bool, wanted: float, weights: Floats) -> np.float32:
-    """Above it there is as much weight as `wanted`, or so many tokens, and little more."""
-    for i in range(0, len(scaled) - LANES, LANES):
-        store(weights, i, splat(np.float32(1.0)) if counts else exp(load(scaled, i)))
-    low, width = np.float32(_LEAST), np.float32(-_LEAST / 5)
-    for _ in range(_SPLITS):
-        a, b = np.float32(low + width), np.float32(low + 2 * width)
-        c, d = np.float32(low + 3 * width), np.float32(low + 4 * width)
-        above_a, above_b, above_c, above_d = _above(scaled, weights, a, b, c, d)
-        if above_d >= wanted:
-            low = d
-        elif above_c >= wanted:
-            low = c
-        elif above_b >= wanted:
-            low = b
-        elif above_a >= wanted:
-            low = a
-        width /= np.float32(5.0)
-    return low if low > _LEAST else np.float32(_LOWEST)
+def _least_kept(
+    scaled: Floats, weights: Floats, total: float, share: float, values: Floats, listed: Floats
+) -> np.float32:
+    """The least value that must stay: all below it have no more than that share of the total. The
+    last two arrays are room."""
+    low, high, below = np.float32(_LOWEST), np.float32(1.0), 0.0  # low <= it < high
+    droppable = total * share
+    a, d = _guess(scaled, weights, share)
+    for _ in range(_PASSES):
+        b, c = np.float32(a + (d - a) / 3), np.float32(d - (d - a) / 3)
+        below_a, below_b, below_c, below_d = _below(scaled, weights, a, b, c, d, 1)
+        for level, weight in ((a, below_a), (b, below_b), (c, below_c), (d, below_d)):
+            if weight <= droppable:
+                low, below = max(low, level), max(below, weight)
+            else:
+                high = min(high, level)
+        if high - max(low, np.float32(_LEAST)) <= _NARROW:
+            break
+        first = max(low, np.float32(_LEAST))
+        a, d = np.float32(first + (high - first) / 5), np.float32(high - (high - first) / 5)
+    num = 0
+    for i in range(0, len(scaled), LANES):
+        if any_within(load(scaled, i), splat(low), splat(high)):
+            for j in range(i, i + LANES):
+                values[num], listed[num] = scaled[j], weights[j]
+                num += low <= scaled[j] < high
+    return _border(values, listed, num, droppable - below) if num > 0 else low
 
 
 @kernel
-def _above(
-    scaled: Floats, weights: Floats, a: np.float32, b: np.float32, c: np.float32, d: np.float32
+def _guess(scaled: Floats, weights: Floats, share: float) -> tuple[np.float32, np.float32]:
+    """Two levels, so that there is probably one between them below which there is that share of the
+    weight: by a part of the row."""
+    low, width = np.float32(_LEAST), np.float32(-_LEAST / 5)
+    end = np.float32(1.0)
+    target = share * _below(scaled, weights, end, end, end, end, _PART)[0]
+    for _ in range(_SPLITS_OF_PART):
+        a, b = np.float32(low + width), np.float32(low + 2 * width)
+        c, d = np.float32(low + 3 * width), np.float32(low + 4 * width)
+        below_a, below_b, below_c, below_d = _below(scaled, weights, a, b, c, d, _PART)
+        for level, weight in ((a, below_a), (b, below_b), (c, below_c), (d, below_d)):
+            if weight <= target:
+                low = level
+        width /= np.float32(5.0)
+    return np.float32(low - 5 * width), np.float32(low + 10 * width)
+
+
+@kernel
+def _below(
+    scaled: Floats,
+    weights: Floats,
+    a: np.float32,
+    b: np.float32,
+    c: np.float32,
+    d: np.float32,
+    step: int,
 ) -> tuple[float, float, float, float]:
-    """The weight above each of four levels."""
-    levels = splat(a), splat(b), splat(c), splat(d)
+    """The weight of what is less than each of four levels; of one vector in `step`."""
+    levels, end = (splat(a), splat(b), splat(c), splat(d)), len(scaled) - LANES
     sum_a = sum_b = sum_c = sum_d = 0.0
-    for start in range(0, len(scaled) - LANES, STRETCH):
+    for start in range(0, end, STRETCH * step):
         in_a, in_b, in_c, in_d = zeros(), zeros(), zeros(), zeros()
-        for i in range(start, start + STRETCH, LANES):
+        for i in range(start, min(start + STRETCH * step, end), LANES * step):
             lanes, weight = load(scaled, i), load(weights, i)
-            in_a = add(in_a, where_above(lanes, levels[0], weight))
-            in_b = add(in_b, where_above(lanes, levels[1], weight))
-            in_c = add(in_c, where_above(lanes, levels[2], weight))
-            in_d = add(in_d, where_above(lanes, levels[3], weight))
+            in_a = add(in_a, where_above(levels[0], lanes, weight))
+            in_b = add(in_b, where_above(levels[1], lanes, weight))
+            in_c = add(in_c, where_above(levels[2], lanes, weight))
+            in_d = add(in_d, where_above(levels[3], lanes, weight))
         sum_a += sum_lanes(in_a)
         sum_b += sum_lanes(in_b)
         sum_c += sum_lanes(in_c)
         sum_d += sum_lanes(in_d)
     return sum_a, sum_b, sum_c, sum_d
+
+
+@kernel
+def _level(scaled: Floats, wanted: int) -> np.float32:
+    """Above it there are as many tokens as `wanted`, and few more."""
+    low, width = np.float32(_LEAST), np.float32(-_LEAST / 5)
+    for _ in range(_SPLITS):
+        a, b = np.float32(low + width), np.float32(low + 2 * width)
+        c, d = np.float32(low + 3 * width), np.float32(low + 4 * width)
+        levels = splat(a), splat(b), splat(c), splat(d)
+        above_a = above_b = above_c = above_d = 0
+        for i in range(0, len(scaled) - LANES, LANES):
+            lanes = load(scaled, i)
+            above_a += count_above(lanes, levels[0])
+            above_b += count_above(lanes, levels[1])
+            above_c += count_above(lanes, levels[2])
+            above_d += count_above(lanes, levels[3])
+        for level, above in ((a, above_a), (b, above_b), (c, above_c), (d, above_d)):
+            if above >= wanted:
+                low = level
+        width /= np.float32(5.0)
+    return low if low > _LEAST else np.float32(_LOWEST)
 
 
 @kernel

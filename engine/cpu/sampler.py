@@ -77,31 +77,40 @@ class KernelSampler:
 
 def changes_of(wanted: Asked, num_rows: int, vocab_size: int) -> Changes:
     """What `logit_processors.asked` says, as plain arrays."""
-    mask_of = np.full(num_rows, -1, dtype=np.int64)
-    for index, (row, _) in enumerate(wanted.masked):
-        mask_of[row] = index
-    bans = [
-        Cells(row, ids, (np.full(len(ids), -np.inf, np.float32),)) for row, ids, _ in wanted.bans
-    ]
-    added = _flat([*bans, *wanted.biases], num_rows, vocab_size)
-    with_penalties = wanted.penalties
+    nothing = _no_changes(num_rows)
+    mask_of, masks, penalties = nothing.mask_of, nothing.masks, nothing.penalties
+    if wanted.masked:
+        mask_of, masks = mask_of.copy(), np.stack([words for _, words in wanted.masked])
+        mask_of[[row for row, _ in wanted.masked]] = range(len(masks))
+    added = _flat([*map(_banned, wanted.bans), *wanted.biases], num_rows, vocab_size)
     seen = _flat(
-        [Cells(row, rules.seen_token_ids, (rules.output_counts,)) for row, rules in with_penalties],
+        [
+            Cells(row, rules.seen_token_ids, (rules.output_counts,))
+            for row, rules in wanted.penalties
+        ],
         num_rows,
         vocab_size,
     )
-    penalties = np.zeros((num_rows, 3), dtype=np.float32)
-    for row, rules in with_penalties:
-        params = rules.params
-        fixed = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-        penalties[row] = fixed
-    masks = np.stack([words for _, words in wanted.masked]) if wanted.masked else _NO_MASKS
+    if wanted.penalties:
+        penalties = penalties.copy()
+        penalties[[row for row, _ in wanted.penalties]] = [
+            (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
+            for p in (rules.params for _, rules in wanted.penalties)
+        ]
     return Changes(mask_of, masks, *added, *seen, penalties)
 
 
 @cache
 def _no_changes(num_rows: int) -> Changes:
-    return changes_of(Asked([], [], [], []), num_rows, 1)
+    """Read only."""
+    ends = np.zeros(num_rows + 1, dtype=np.int64)
+    return Changes(
+        np.full(num_rows, -1, dtype=np.int64),
+        np.empty((0, 0), dtype=np.int32),
+        *(ends, _NO_IDS, _NO_FLOATS),
+        *(ends, _NO_IDS, _NO_FLOATS),
+        np.zeros((num_rows, 3), dtype=np.float32),
+    )
 
 
 def _banned(cells: Cells) -> Cells:
@@ -110,22 +119,21 @@ def _banned(cells: Cells) -> Cells:
 
 def _flat(cells: Sequence[Cells], num_rows: int, vocab_size: int) -> tuple[Ints, Ints, Floats]:
     """Where each row ends, token ids, first columns."""
+    if not cells:
+        return _no_changes(num_rows)[2:5]
     counts = [0] * num_rows
     for row, ids, _ in cells:
         counts[row] += len(ids)
     ends = np.array([0, *accumulate(counts)], dtype=np.int64)
-    if not cells:
-        return ends, _NO_IDS, _NO_FLOATS
     in_order = sorted(cells, key=lambda part: part.row)  # bans before biases, as they came
     ids = np.concatenate([part.token_ids for part in in_order])
-    # The kernels look at no bounds.
-    assert not len(ids) or (ids.min() >= 0 and ids.max() < vocab_size), ids
+    # The kernels look at no bounds. What is negative is large, without its sign.
+    assert not len(ids) or ids.view(np.uint64).max() < vocab_size, ids
     return ends, ids, np.concatenate([part.columns[0] for part in in_order])
 
 
 _NO_IDS: Ints = np.empty(0, dtype=np.int64)
 _NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
-_NO_MASKS: Int32s = np.empty((0, 0), dtype=np.int32)
 
 
 def _wishes(rows: Sequence[SampleRow]) -> Wishes:

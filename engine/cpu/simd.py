@@ -191,7 +191,7 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.intp), emit
 
 
-def _operation(arity: int, emit_one: _Emit) -> Any:
+def operation(arity: int, emit_one: _Emit) -> Any:
     """An intrinsic of `arity` vectors that gives a vector."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -234,13 +234,13 @@ def _scale_by_power(builder: Any, x: Any, powers: Any) -> Any:
     return builder.select(is_zero, constant(V_F32, 0.0), scaled)
 
 
-add = _operation(2, lambda builder, x, y: builder.fadd(x, y))
-sub = _operation(2, lambda builder, x, y: builder.fsub(x, y))
-mul = _operation(2, lambda builder, x, y: builder.fmul(x, y))
-div = _operation(2, lambda builder, x, y: builder.fdiv(x, y))
-maximum = _operation(2, lambda b, x, y: call(b, "llvm.maxnum.v16f32", V_F32, [x, y]))
-fma = _operation(3, lambda b, x, y, z: call(b, "llvm.fma.v16f32", V_F32, [x, y, z]))
-exp = _operation(1, _emit_exp)
+add = operation(2, lambda builder, x, y: builder.fadd(x, y))
+sub = operation(2, lambda builder, x, y: builder.fsub(x, y))
+mul = operation(2, lambda builder, x, y: builder.fmul(x, y))
+div = operation(2, lambda builder, x, y: builder.fdiv(x, y))
+maximum = operation(2, lambda b, x, y: call(b, "llvm.maxnum.v16f32", V_F32, [x, y]))
+fma = operation(3, lambda b, x, y, z: call(b, "llvm.fma.v16f32", V_F32, [x, y, z]))
+exp = operation(1, _emit_exp)
 """Relative error about 2e-7; exactly 0 far below -87."""
 
 
@@ -253,25 +253,6 @@ def any_above(typing: Any, x: Any, y: Any) -> Any:
         return builder.icmp_unsigned("!=", lanes, ir.Constant(I16, 0))
 
     return types.boolean(vector, vector), emit
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def count_above(typing: Any, x: Any, y: Any) -> Any:
-    """How many lanes of x are greater than those of y."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lanes = builder.bitcast(builder.fcmp_ordered(">", *args), I16)
-        return builder.zext(call(builder, "llvm.ctpop.i16", I16, [lanes]), I64)
-
-    return types.int64(vector, vector), emit
-
-
-def _emit_where_above(builder: Any, x: Any, y: Any, z: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", x, y), z, constant(V_F32, 0.0))
-
-
-where_above = _operation(3, _emit_where_above)
-"""Lanes of z where x is greater than y, elsewhere 0."""
 
 
 def _reduction(combine: _Emit) -> Any:

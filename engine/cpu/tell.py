@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from engine.cpu.adjust import Int32s
+from engine.cpu.compare import count_above
 from engine.cpu.gumbel import STRETCH
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Floats, Ints
@@ -16,7 +17,6 @@ from engine.cpu.simd import (
     LANES,
     add,
     any_above,
-    count_above,
     exp,
     load,
     max_lanes,
