@@ -60,17 +60,22 @@ class EngineStats(NamedTuple):
     """Sum of the absolute differences between the two."""
     step_work: StepWork
     """Of the same steps, summed."""
-    step_cost: dict[str, float]
-    """Seconds that the model reckons now for one of each feature of `StepWork`, by its name."""
+    step_weights: tuple[float, ...]
+    """Seconds that the model reckons now for one of each feature of `StepWork`."""
     knows_prefill: bool
     """It has seen some prefills."""
+
+    @property
+    def step_cost(self) -> dict[str, float]:
+        """The same, by the features' names."""
+        return dict(zip(StepWork._fields, self.step_weights, strict=True))
 
     def prefill_s(self, first_position: int, num_tokens: int) -> float | None:
         """What computing so many tokens of a prompt would take, in one step; None if unknown."""
         if not self.knows_prefill:
             return None
         work = sequence_work(first_position, num_tokens).plus(StepWork(steps=1))
-        seconds: float = sum(map(mul, self.step_cost.values(), work))
+        seconds: float = sum(map(mul, self.step_weights, work))
         return seconds
 
 
@@ -133,5 +138,5 @@ class StepCounters:
             step_seconds_error=self._meter.error_s,
             step_work=self._meter.work,
             knows_prefill=self._meter.cost.knows_prefill,
-            step_cost=dict(zip(StepWork._fields, self._meter.cost.weights, strict=True)),
+            step_weights=tuple(self._meter.cost.weights),
         )

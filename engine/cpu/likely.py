@@ -66,7 +66,7 @@ def keep_likely(
         level = _level(scaled, top_k)
         num = _list(scaled, level, len(scaled), own[1], ids)
         return _keep(num, top_k, top_p, total, True, own, ids)
-    own[1, 0] = _least_kept(scaled, own[WEIGHTS], total, 1.0 - top_p, own[3], own[4])
+    own[1, 0] = _least_kept(scaled, own[WEIGHTS], total * (1.0 - top_p), own[3], own[4])
     return FROM_LEAST
 
 
@@ -86,13 +86,12 @@ def _mass(scaled: Floats, weights: Floats) -> float:
 
 @kernel
 def _least_kept(
-    scaled: Floats, weights: Floats, total: float, share: float, values: Floats, listed: Floats
+    scaled: Floats, weights: Floats, droppable: float, values: Floats, listed: Floats
 ) -> np.float32:
-    """The least value that must stay: all below it have no more than that share of the total. The
-    last two arrays are room."""
+    """The least value that must stay: all below it weigh no more than `droppable`. The last two
+    arrays are room."""
     low, high, below = np.float32(_LOWEST), np.float32(1.0), 0.0  # low <= it < high
-    droppable = total * share
-    a, d = _guess(scaled, weights, share)
+    a, d = _guess(scaled, weights, droppable)
     for _ in range(_PASSES):
         b, c = np.float32(a + (d - a) / 3), np.float32(d - (d - a) / 3)
         below_a, below_b, below_c, below_d = _below(scaled, weights, a, b, c, d, 1)
@@ -115,18 +114,16 @@ def _least_kept(
 
 
 @kernel
-def _guess(scaled: Floats, weights: Floats, share: float) -> tuple[np.float32, np.float32]:
-    """Two levels, so that there is probably one between them below which there is that share of the
-    weight: by a part of the row."""
+def _guess(scaled: Floats, weights: Floats, below: float) -> tuple[np.float32, np.float32]:
+    """Two levels, so that there is probably one between them below which there is that weight: by
+    a part of the row. Much of the whole weight is in few tokens, what is to be dropped is not."""
     low, width = np.float32(_LEAST), np.float32(-_LEAST / 5)
-    end = np.float32(1.0)
-    target = share * _below(scaled, weights, end, end, end, end, _PART)[0]
     for _ in range(_SPLITS_OF_PART):
         a, b = np.float32(low + width), np.float32(low + 2 * width)
         c, d = np.float32(low + 3 * width), np.float32(low + 4 * width)
         below_a, below_b, below_c, below_d = _below(scaled, weights, a, b, c, d, _PART)
         for level, weight in ((a, below_a), (b, below_b), (c, below_c), (d, below_d)):
-            if weight <= target:
+            if weight * _PART <= below:
                 low = level
         width /= np.float32(5.0)
     return np.float32(low - 5 * width), np.float32(low + 10 * width)
