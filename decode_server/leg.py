@@ -115,6 +115,10 @@ class DecodeLeg:
             self._local_reason = local_reason
             self._handoff.give_up(transfer_id)
 
+    def finish(self, sample: int) -> None:
+        """The router wants no more of it: it has found a stop string."""
+        self._engine.engine.finish(self._request.request_id, sample)
+
     def _post_threadsafe(
         self, loop: asyncio.AbstractEventLoop
     ) -> Callable[[Committed | Lost], None]:
@@ -251,26 +255,27 @@ class DecodeLeg:
         return "cheaper_tail" if self._tails.is_cheaper_here(num_missing, local_s) else ""
 
     def _on_tokens(self, tokens: TokensOut) -> list[pb.GenerateEvent]:
-        is_first = not self._joined_ns
-        if is_first:
-            self._on_joined(tokens.scheduled_ns)
-        events = [
-            pb.GenerateEvent(
-                tokens=pb.Tokens(
-                    sample=tokens.sample,
-                    first_index=tokens.first_index,
-                    token_ids=tokens.token_ids,
-                    num_cached_tokens=0 if tokens.first_index else self._num_cached_tokens,
-                    logprobs=[pb.TokenLogprobs(**entry._asdict()) for entry in tokens.logprobs],
-                    timings=self._timings if is_first else None,
-                )
-            )
-        ]
+        events = [self._tokens_event(tokens)] if tokens.token_ids else []
         if tokens.finish_reason is not None:
             self._num_live -= 1
             self._note_decoded(time.monotonic_ns())
             events.append(self._finished(tokens.sample, tokens.finish_reason))
         return events
+
+    def _tokens_event(self, tokens: TokensOut) -> pb.GenerateEvent:
+        is_first = not self._joined_ns
+        if is_first:
+            self._on_joined(tokens.scheduled_ns)
+        return pb.GenerateEvent(
+            tokens=pb.Tokens(
+                sample=tokens.sample,
+                first_index=tokens.first_index,
+                token_ids=tokens.token_ids,
+                num_cached_tokens=0 if tokens.first_index else self._num_cached_tokens,
+                logprobs=[pb.TokenLogprobs(**entry._asdict()) for entry in tokens.logprobs],
+                timings=self._timings if is_first else None,
+            )
+        )
 
     def _on_joined(self, scheduled_ns: int) -> None:
         """The first tokens are here: it is in the batch. `scheduled_ns`: as `TokensOut` has it."""

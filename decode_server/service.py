@@ -55,7 +55,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         self._duty = duty
         self._metrics = DecodeMetrics(registry, stages)
         self._tails = TailPolicy(engine.engine.config.max_local_tail)
-        self._legs: set[DecodeLeg] = set()
+        self._legs: dict[DecodeLeg, str] = {}  # the router's name of each one's request
         self._serial = itertools.count()
 
     # Written, not yielded: a cancelled `write` raises here and unwinds the leg at once, while a
@@ -80,19 +80,25 @@ class DecodeService(pb_grpc.DecodeServicer):
         )
         if request.local_prefill:
             self._metrics.count_local_prefill(request.local_prefill_reason)
-        self._legs.add(leg)
+        self._legs[leg] = request.request_id
         try:
             with bind_request(request.request_id):
                 async with deadline(request.remaining_ms):
                     await leg.run(context.write)
         finally:
-            self._legs.discard(leg)
+            del self._legs[leg]
 
     async def Renew(self, request: pb.RenewRequest, context: object) -> pb.RenewReply:
         # The transfer id is the capability; the request's own id is for the log.
         for leg in self._legs:
             leg.renew(request.transfer_id, request.local_prefill_reason)
         return pb.RenewReply()
+
+    async def Finish(self, request: pb.FinishRequest, context: object) -> pb.FinishReply:
+        for leg, request_id in self._legs.items():
+            if request_id == request.request_id:
+                leg.finish(request.sample)
+        return pb.FinishReply()
 
     async def Status(self, request: pb.StatusRequest, context: object) -> pb.WorkerStatus:
         return self._status(pb.ROLE_DECODE)

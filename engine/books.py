@@ -59,14 +59,18 @@ class Books:
             if not self._is_checked:
                 self._is_checked = True
                 self._scheduler.pool.check()
-                self._note(self._scheduler.discrepancy(every_block=True))
+                self._note(self._discrepancy(every_block=True))
         else:
             self._is_checked = False
             if self._turns % TURNS_BETWEEN_AUDITS == 0:
-                self._note(self._scheduler.discrepancy())
+                self._note(self._discrepancy())
 
     def page(self) -> Page:
         return Page(self._scheduler.pool.ledger(), self._owned())
+
+    def _discrepancy(self, *, every_block: bool = False) -> str:
+        scheduler = self._scheduler
+        return scheduler.holdings.discrepancy(scheduler.seqs, every_block=every_block)
 
     def _note(self, discrepancy: str) -> None:
         if discrepancy:

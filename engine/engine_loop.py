@@ -23,6 +23,7 @@ from functools import partial
 from itertools import count
 from types import MappingProxyType
 
+from engine import step_events
 from engine.books import Books, Page
 from engine.command_queue import CommandQueue, answer
 from engine.errors import EngineError, EngineStopped, InvalidRequest, OutOfDeviceMemory
@@ -45,12 +46,6 @@ from engine.scheduled_batch import ScheduledBatch, StepOutput, stuck_grammars, t
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats, StepCounters
-from engine.step_events import (
-    events_after_step,
-    events_before_step,
-    events_of_layers,
-    last_chunks,
-)
 from engine.step_meter import StepMeter
 from engine.thread_priority import lower_priority
 
@@ -106,7 +101,9 @@ class EngineLoop:
         self._arrival = KVArrival(scheduler, runner, self._counters)
         self._stats = self._counters.snapshot(scheduler, self._books)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        scheduler.holdings.on_drained = self._post_drained
+        scheduler.holdings.on_drained = lambda lease: self._commands.post(
+            partial(self._arrival.drained, lease)
+        )
 
     # ── any thread ──
 
@@ -115,7 +112,7 @@ class EngineLoop:
 
     def stop(self) -> None:
         """Ends after the step under way, fails what is left, joins the thread. Idempotent."""
-        self._commands.post(self._on_stop)
+        self._commands.post(partial(setattr, self, "_is_stopping", True))
         if self._thread.ident is None:
             self._end("the engine never started")
             return
@@ -147,6 +144,11 @@ class EngineLoop:
         """Any leg, any state, idempotent; unknown ids are ignored. How a `Leg.PREFILL` gives its
         blocks back. No event follows, but for those of the step under way."""
         self._commands.post(partial(self._scheduler.abort, request_id))
+
+    def finish(self, request_id: RequestId, sample: int) -> None:
+        """No more of this sample is wanted; any state, idempotent. TokensOut without a token tells
+        of its end, unless others are still to fork from it: then it goes on."""
+        self._commands.post(partial(self._on_finish, request_id, sample))
 
     def claim(self, request_id: RequestId) -> Future[KVLease]:
         """`Leg.DECODE`, after `Reserved`: the lease on blocks for the whole prompt; the same one
@@ -180,9 +182,6 @@ class EngineLoop:
         the engine computes the rest, or all of it if the reservation was lost."""
         self._commands.post(partial(self._arrival.compute_rest, request_id, num_tokens))
 
-    def _post_drained(self, lease: KVLease) -> None:
-        self._commands.post(partial(self._arrival.drained, lease))
-
     def _post_grammar(self, seq: Sequence, outcome: SampleGrammar | EngineError) -> None:
         self._commands.post(partial(self._on_grammar, seq, outcome))
 
@@ -208,7 +207,7 @@ class EngineLoop:
         batch = self._scheduler.schedule()
         self._counters.count_hits(batch.hits)
         self._swap_copies.begin(batch)
-        self._events += events_before_step(batch, time.monotonic_ns())
+        self._events += step_events.events_before_step(batch, time.monotonic_ns())
         self._is_idle = not batch.seqs
         if batch.seqs:
             if self._events:
@@ -235,13 +234,13 @@ class EngineLoop:
         computed = self._scheduler.update(batch, output.token_ids)
         self._arrival.copy_blocks()
         self._counters.count(computed)
-        self._events += events_after_step(computed, output, now_ns, time.monotonic_ns())
+        self._events += step_events.events_after_step(computed, output, now_ns, time.monotonic_ns())
         self._meter.end(work, is_waited_for=bool(output.token_ids or output.prompt_logprobs))
 
     def _layer_events(self, batch: ScheduledBatch) -> Callable[[int], None] | None:
         """Tells of layers in mid-step, if there is whom to."""
-        if ends := last_chunks(batch):
-            return lambda num_layers: self.on_events(events_of_layers(ends, num_layers))
+        if ends := step_events.last_chunks(batch):
+            return lambda num_layers: self.on_events(step_events.events_of_layers(ends, num_layers))
         return None
 
     def _tell(self) -> None:
@@ -256,6 +255,10 @@ class EngineLoop:
     ) -> None:
         self._events += self._arrival.attach(request_id, first, others)
 
+    def _on_finish(self, request_id: RequestId, sample: int) -> None:
+        if (seq := self._scheduler.finish(request_id, sample)) is not None:
+            self._events.append(step_events.last_word(seq))
+
     def _on_grammar(self, seq: Sequence, outcome: SampleGrammar | EngineError) -> None:
         if isinstance(outcome, SampleGrammar):
             seq.grammar, seq.awaits_grammar = outcome, False
@@ -269,9 +272,6 @@ class EngineLoop:
         for seq, failure in stuck.items():
             self._fail([seq], str(failure), is_refusal=True)
         return output
-
-    def _on_stop(self) -> None:
-        self._is_stopping = True
 
     def _end(self, reason: str) -> None:
         """Every request, also of the commands still queued, ends here."""

@@ -56,5 +56,5 @@ class KVArrival:
 
     def copy_blocks(self) -> None:
         """For those that have forked."""
-        if copies := self._scheduler.take_copies():
+        if copies := self._scheduler.forks.take_copies():
             self._runner.copy_blocks(copies)

@@ -42,8 +42,8 @@ from engine.prefill_order import PrefillOrder, PrefillPolicy
 from engine.prefix_cache import PrefixCache
 from engine.queue_bound import QueueBound
 from engine.queues import Queues
-from engine.request import EngineRequest, RequestId
-from engine.scheduled_batch import BlockCopy, Computed, ScheduledBatch, SwapIn
+from engine.request import EngineRequest, FinishReason, RequestId
+from engine.scheduled_batch import Computed, ScheduledBatch, SwapIn
 from engine.sequence import Sequence, Status
 from engine.step_budget import StepPace
 from engine.step_cost import StepCost
@@ -82,7 +82,7 @@ class Scheduler:
         self._queues = Queues(self._order)
         space = SwapSpace(self.cost, token_budget, swap_nbytes, token_nbytes)
         self.preemption = Preemption(pool, self._queues, self.holdings, space)
-        self._forks = Forks(self._queues, self.holdings, pool.num_blocks)
+        self.forks = Forks(self._queues, self.holdings, pool.num_blocks)
         self._admission = Admission(
             pool, self.holdings, self._queues, self._order, self.preemption, self.max_num_seqs
         )
@@ -105,7 +105,7 @@ class Scheduler:
             self.queue_bound.check(other for other in queued if key(other) < key(seq))
         self._seqs[seq.request_id] = [seq, *seq.forks]
         self._queues.join(seq, Status.WAITING)
-        for late in self._forks.split_off(seq):
+        for late in self.forks.split_off(seq):
             self._order.enter(late, 0)
             self._queues.join(late, Status.WAITING)
 
@@ -113,6 +113,15 @@ class Scheduler:
         """Any leg, any state, all samples, idempotent: it holds nothing afterwards."""
         for seq in self.samples(request_id):
             self._end(seq)
+
+    def finish(self, request_id: RequestId, sample: int) -> Sequence | None:
+        """This sample ends here. None: it is not there, or others are still to fork from it."""
+        for seq in self.samples(request_id):
+            if seq.request.sample == sample and not seq.forks and seq.status is not Status.FORKING:
+                seq.finish_reason = FinishReason.STOP
+                self._end(seq)
+                return seq
+        return None
 
     # ── the KV comes from elsewhere ──
 
@@ -179,8 +188,7 @@ class Scheduler:
 
     def drained(self, lease: KVLease) -> None:
         """See Holdings.drained."""
-        seq = self.holdings.drained(lease)
-        if seq is not None:
+        if (seq := self.holdings.drained(lease)) is not None:
             self._queues.move(seq, Status.RUNNING)
 
     # ── the KV comes back from host memory ──
@@ -263,14 +271,6 @@ class Scheduler:
         """Those of a request that have not ended; the leader first."""
         return list(self._seqs.get(request_id, ()))
 
-    def take_copies(self) -> list[BlockCopy]:
-        """What forking asks for, since the last call: see Forks.take_copies."""
-        return self._forks.take_copies()
-
-    def discrepancy(self, *, every_block: bool = False) -> str:
-        """See Holdings.discrepancy."""
-        return self.holdings.discrepancy(self.seqs, every_block=every_block)
-
     def check(self) -> None:
         """Asserts that every block is where its sequence or lease says; O(num_blocks)."""
         self.holdings.check(self.seqs)
@@ -287,7 +287,7 @@ class Scheduler:
     def _settle(self, seq: Sequence) -> None:
         """It has computed or received something: the others fork when they can."""
         if seq.forks and seq.num_computed_tokens >= seq.num_prompt_tokens:
-            for fork in self._forks.fork(seq):
+            for fork in self.forks.fork(seq):
                 if fork.finish_reason is not None:
                     self._end(fork)
         if seq.finish_reason is not None:

@@ -88,6 +88,12 @@ def token_out(seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> T
     )
 
 
+def last_word(seq: Sequence) -> TokensOut:
+    """It was ended from outside: no token comes with that."""
+    index, sample = seq.num_output_tokens, seq.request.sample
+    return TokensOut(seq.request_id, index, (), seq.finish_reason, sample=sample)
+
+
 def _chunk(done: Computed, begin_ns: int, now_ns: int) -> ChunkComputed:
     seq = done.seq
     num_computed = done.first_position + done.num_tokens

@@ -44,6 +44,11 @@ class DecodeStub:
                 request_serializer=protos_dot_serving__pb2.RenewRequest.SerializeToString,
                 response_deserializer=protos_dot_serving__pb2.RenewReply.FromString,
                 _registered_method=True)
+        self.Finish = channel.unary_unary(
+                '/baton.v1.Decode/Finish',
+                request_serializer=protos_dot_serving__pb2.FinishRequest.SerializeToString,
+                response_deserializer=protos_dot_serving__pb2.FinishReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/baton.v1.Decode/Status',
                 request_serializer=protos_dot_serving__pb2.StatusRequest.SerializeToString,
@@ -74,6 +79,15 @@ class DecodeServicer:
     def Renew(self, request, context):
         """The prefill leg of a ticket failed: drop its transfer, keep the verified prefix, and answer
         with another `Reserved` on the Generate stream. Does nothing if that ticket is not current.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Finish(self, request, context):
+        """Nothing more of one sample is wanted, while others of its request go on: it ends as if it had
+        reached a stop token, and so does its part of the Generate stream. Does nothing if the sample
+        is unknown or has ended, or if others are still to fork from it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,6 +126,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=protos_dot_serving__pb2.RenewRequest.FromString,
                     response_serializer=protos_dot_serving__pb2.RenewReply.SerializeToString,
+            ),
+            'Finish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Finish,
+                    request_deserializer=protos_dot_serving__pb2.FinishRequest.FromString,
+                    response_serializer=protos_dot_serving__pb2.FinishReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -183,6 +202,33 @@ class Decode:
             '/baton.v1.Decode/Renew',
             protos_dot_serving__pb2.RenewRequest.SerializeToString,
             protos_dot_serving__pb2.RenewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Finish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Decode/Finish',
+            protos_dot_serving__pb2.FinishRequest.SerializeToString,
+            protos_dot_serving__pb2.FinishReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,11 @@ class DecodeStub:
     """The prefill leg of a ticket failed: drop its transfer, keep the verified prefix, and answer
     with another `Reserved` on the Generate stream. Does nothing if that ticket is not current.
     """
+    Finish: _grpc.UnaryUnaryMultiCallable[_serving_pb2.FinishRequest, _serving_pb2.FinishReply]
+    """Nothing more of one sample is wanted, while others of its request go on: it ends as if it had
+    reached a stop token, and so does its part of the Generate stream. Does nothing if the sample
+    is unknown or has ended, or if others are still to fork from it.
+    """
     Status: _grpc.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]
     """What the worker is and how busy it is."""
     Watch: _grpc.UnaryStreamMultiCallable[_serving_pb2.WatchRequest, _serving_pb2.WorkerState]
@@ -58,6 +63,11 @@ class DecodeAsyncStub(DecodeStub):
     Renew: _aio.UnaryUnaryMultiCallable[_serving_pb2.RenewRequest, _serving_pb2.RenewReply]  # type: ignore[assignment]
     """The prefill leg of a ticket failed: drop its transfer, keep the verified prefix, and answer
     with another `Reserved` on the Generate stream. Does nothing if that ticket is not current.
+    """
+    Finish: _aio.UnaryUnaryMultiCallable[_serving_pb2.FinishRequest, _serving_pb2.FinishReply]  # type: ignore[assignment]
+    """Nothing more of one sample is wanted, while others of its request go on: it ends as if it had
+    reached a stop token, and so does its part of the Generate stream. Does nothing if the sample
+    is unknown or has ended, or if others are still to fork from it.
     """
     Status: _aio.UnaryUnaryMultiCallable[_serving_pb2.StatusRequest, _serving_pb2.WorkerStatus]  # type: ignore[assignment]
     """What the worker is and how busy it is."""
@@ -83,6 +93,17 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_serving_pb2.RenewReply, _abc.Awaitable[_serving_pb2.RenewReply]]:
         """The prefill leg of a ticket failed: drop its transfer, keep the verified prefix, and answer
         with another `Reserved` on the Generate stream. Does nothing if that ticket is not current.
+        """
+
+    @_abc_1.abstractmethod
+    def Finish(
+        self,
+        request: _serving_pb2.FinishRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_serving_pb2.FinishReply, _abc.Awaitable[_serving_pb2.FinishReply]]:
+        """Nothing more of one sample is wanted, while others of its request go on: it ends as if it had
+        reached a stop token, and so does its part of the Generate stream. Does nothing if the sample
+        is unknown or has ended, or if others are still to fork from it.
         """
 
     @_abc_1.abstractmethod

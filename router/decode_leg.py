@@ -10,6 +10,7 @@ Whatever ends the attempt, both sides are cancelled and awaited before `run_atte
 import asyncio
 
 from protos import serving_pb2 as pb
+from router.early_end import EarlyEnds
 from router.errors import LegFailed
 from router.event_stream import read_events
 from router.leg_record import LegRecord
@@ -64,28 +65,44 @@ async def _read_stream(
     inactivity_s: float,
 ) -> None:
     call = decode.stub.Generate(request, timeout=progress.remaining_s + 1)
-    async with read_events(decode, call, inactivity_s) as events:
-        while not progress.is_finished:
-            event = await events.next()
-            if event.HasField("reserved"):
-                leg.answered()
-                await legs.start(event.reserved)
-            elif event.HasField("prompt_logprobs"):
-                progress.accept_prompt(*prompt_logprobs(event.prompt_logprobs))
-            elif event.HasField("tokens"):
-                if leg.timings is None and event.tokens.HasField("timings"):
-                    leg.told(event.tokens.timings, decode)
-                    progress.record.attempt.told(event.tokens.timings.local_prefill_reason)
-                progress.note_cached(event.tokens.num_cached_tokens)
-                logprobs = [token_logprobs(entry) for entry in event.tokens.logprobs]
-                sample = progress.sample(event.tokens.sample)
-                sample.accept(event.tokens.first_index, event.tokens.token_ids, logprobs=logprobs)
-            elif event.HasField("finished"):
-                if event.finished.HasField("timings"):
-                    leg.told(event.finished.timings, decode)
-                reason = FINISH_REASONS[event.finished.reason]
-                if reason is None:
-                    raise LegFailed(decode.name, "finished_without_reason")
-                progress.sample(event.finished.sample).finish(reason)
-                if progress.has_ended and not progress.is_finished:
-                    await legs.tell_prompt()
+    early_ends = EarlyEnds(decode, progress)
+    try:
+        async with read_events(decode, call, inactivity_s) as events:
+            while not progress.is_finished:
+                await _take(await events.next(), decode, progress, legs, leg, early_ends)
+    finally:
+        await early_ends.close()
+
+
+async def _take(
+    event: pb.GenerateEvent,
+    decode: DecodeWorker,
+    progress: Progress,
+    legs: PrefillLegs,
+    leg: LegRecord,
+    early_ends: EarlyEnds,
+) -> None:
+    if event.HasField("reserved"):
+        leg.answered()
+        await legs.start(event.reserved)
+    elif event.HasField("prompt_logprobs"):
+        progress.accept_prompt(*prompt_logprobs(event.prompt_logprobs))
+    elif event.HasField("tokens"):
+        if leg.timings is None and event.tokens.HasField("timings"):
+            leg.told(event.tokens.timings, decode)
+            progress.record.attempt.told(event.tokens.timings.local_prefill_reason)
+        progress.note_cached(event.tokens.num_cached_tokens)
+        logprobs = [token_logprobs(entry) for entry in event.tokens.logprobs]
+        sample = progress.sample(event.tokens.sample)
+        sample.accept(event.tokens.first_index, event.tokens.token_ids, logprobs=logprobs)
+        early_ends.note_tokens(event.tokens.sample)
+    elif event.HasField("finished"):
+        if event.finished.HasField("timings"):
+            leg.told(event.finished.timings, decode)
+        reason = FINISH_REASONS[event.finished.reason]
+        if reason is None:
+            raise LegFailed(decode.name, "finished_without_reason")
+        early_ends.note_finished(event.finished.sample)
+        progress.sample(event.finished.sample).finish(reason)
+        if progress.has_ended and not progress.is_finished:
+            await legs.tell_prompt()

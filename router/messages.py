@@ -64,6 +64,10 @@ def renew_request(
     )
 
 
+def finish_request(prompt: ValidPrompt, sample: int) -> pb.FinishRequest:
+    return pb.FinishRequest(request_id=prompt.request_id, sample=sample)
+
+
 def token_logprobs(message: pb.TokenLogprobs) -> TokenLogprobs:
     top = zip(message.top_token_ids, message.top_logprobs, strict=False)
     return TokenLogprobs(message.logprob, message.rank, tuple(top))

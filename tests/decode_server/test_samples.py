@@ -240,3 +240,41 @@ async def test_a_sample_that_had_ended_is_only_told_of(tiny_llama: Path) -> None
         assert not events.tokens_of(0)
         assert len(events.tokens_of(1, [7])) > 1
         await relay.assert_all_back()
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+async def test_a_sample_of_which_no_more_is_wanted_ends_alone(
+    tiny_llama: Path, is_local: bool
+) -> None:
+    with ExitStack() as stack:
+        relay = relay_of(stack, tiny_llama)
+        prompt, num_outputs = PROMPT[:21], 60
+        expected = []
+        for sample in range(N):
+            alone = relay.cold.decode_leg(prompt, num_outputs, local=True, sample=sample, **HOT)
+            with running_leg(alone) as (events, task):
+                await task
+                expected.append(events.tokens_of(sample))
+        sampling = {**HOT, "others": [()] * (N - 1)}
+        leg = relay.decode.decode_leg(prompt, num_outputs, local=is_local, **sampling)
+        with running_leg(leg) as (events, task):
+            if not is_local:
+                await events.until(lambda: bool(events.tickets))
+                await run_prefill(
+                    relay.prefill.prefill_leg(prompt, num_outputs, events.tickets[0], **sampling)
+                )
+            await events.until(lambda: all(map(events.tokens_of, range(N))))
+            leg.finish(0)
+            leg.finish(2)
+            await task
+        for sample, tokens in enumerate(told(events)):
+            wanted = expected[sample]
+            assert tokens == (wanted[: len(tokens)] if sample in (0, 2) else wanted)
+        finished = [event.finished for event in events if event.HasField("finished")]
+        ends = {one.sample: one.reason for one in finished}
+        assert len(finished) == N
+        assert ends[0] == ends[2] == pb.FINISH_REASON_STOP
+        assert ends[1] == ends[3] == pb.FINISH_REASON_LENGTH
+        assert not any(event.HasField("tokens") and not event.tokens.token_ids for event in events)
+        assert relay.decode.engine.stats().output_tokens_computed < N * (num_outputs - 1)
+        await relay.assert_all_back()

@@ -116,7 +116,7 @@ class Drive:
         return computed
 
     def _copy_blocks(self) -> None:
-        for source, target in self.scheduler.take_copies():
+        for source, target in self.scheduler.forks.take_copies():
             for offset in range(self.scheduler.pool.block_size):
                 if (source, offset) in self.kv:
                     self.kv[target, offset] = self.kv[source, offset]
@@ -259,7 +259,7 @@ class Drive:
 
     def _check_owners(self) -> None:
         """Every block that is used has one owner that counts it."""
-        assert not self.scheduler.discrepancy()
+        assert not self.scheduler.holdings.discrepancy(self.scheduler.seqs)
         page = Books(self.scheduler).page()
         for state in ("held", "promised", "in_flight"):
             owned = [one for one in page.owned if one.state == state]

@@ -3,7 +3,15 @@
 import pytest
 
 from engine.errors import InvalidRequest, RequestTooLong
-from engine.request import FinishReason, FirstToken, Leg, RequestFailed, RequestId, TokensOut
+from engine.request import (
+    EngineEvent,
+    FinishReason,
+    FirstToken,
+    Leg,
+    RequestFailed,
+    RequestId,
+    TokensOut,
+)
 from engine.sequence import Sequence, Status
 from tests.engine.fake_runner import expected_tokens
 from tests.engine.loop_rig import Rig, build_rig, wait_until
@@ -116,6 +124,42 @@ def test_resumed_tails_beyond_the_pool_come_in_later() -> None:
     drive.check_empty()
 
 
+def test_a_sample_that_is_finished_gives_its_blocks_back_at_once() -> None:
+    drive = Drive.build(token_budget=16)
+    seq = drive.submit(make_request(prompt_len=9, max_tokens=30, others=[(), ()]))
+    scheduler, (one, two) = drive.scheduler, seq.forks
+    assert scheduler.finish(R, 1) is None, "the others are still to fork from one of them"
+    drive.step()
+    for ended, going_on in ((one, [seq, two]), (seq, [two])):  # the leader is one like any other
+        drive.step()
+        held, own = scheduler.pool.ledger().held, len(ended.block_table)
+        shared = set(ended.block_table) & {int(i) for s in going_on for i in s.block_table}
+        assert scheduler.finish(R, ended.request.sample) is ended
+        assert (ended.status, ended.finish_reason) == (Status.ENDED, FinishReason.STOP)
+        assert scheduler.pool.ledger().held == held - own + len(shared)
+        assert scheduler.finish(R, ended.request.sample) is None
+        assert scheduler.samples(R) == going_on
+    assert scheduler.finish(RequestId("another"), 0) is None
+    while scheduler.seqs:
+        drive.step()
+    assert two.finish_reason is FinishReason.LENGTH
+    assert two.num_output_tokens == 30
+    drive.check_empty()
+
+
+def test_one_that_gave_way_may_be_finished_too() -> None:
+    drive = Drive.build(num_blocks=9, block_size=4, token_budget=16)
+    seq = drive.submit(make_request(prompt_len=4, max_tokens=28, others=[()]))
+    (other,) = seq.forks
+    while other.status is not Status.WAITING:
+        drive.step()
+    assert drive.scheduler.finish(R, 1) is other
+    while drive.scheduler.seqs:
+        drive.step()
+    assert seq.num_output_tokens == 28
+    drive.check_empty()
+
+
 def started(num_blocks: int = 64) -> Rig:
     rig = build_rig(num_blocks=num_blocks)
     rig.loop.start()
@@ -179,3 +223,38 @@ def test_an_abort_ends_all_and_a_failure_is_told_once() -> None:
     finally:
         rig.loop.stop()
     assert len(rig.listener.of(RequestFailed, R)) == 1
+
+
+@pytest.mark.parametrize("leg", [Leg.LOCAL, Leg.DECODE])
+def test_the_others_do_not_feel_that_one_is_finished(leg: Leg) -> None:
+    rig = build_rig()
+    hear = rig.loop.on_events
+
+    def hear_and_finish(events: list[EngineEvent]) -> None:
+        hear(events)
+        if any(isinstance(event, TokensOut) and event.first_index == 3 for event in events):
+            rig.loop.finish(R, 0)
+            rig.loop.finish(R, 7)
+
+    rig.loop.on_events = hear_and_finish
+    rig.loop.start()
+    request = make_request(prompt_len=9, max_tokens=90, leg=leg, others=[(), ()])
+    expected = {one.sample: list(expected_tokens(one)) for one in request.each()}
+    try:
+        if leg is Leg.LOCAL:
+            rig.loop.submit(request)
+        else:
+            rig.reserve_and_claim(request)
+            rig.loop.attach(
+                R, expected[0][0], None, {s: FirstToken(expected[s][0]) for s in (1, 2)}
+            )
+        wait_until(lambda: len(outputs(rig)) == 3)
+        wait_until(lambda: sum(len(outputs(rig)[sample]) for sample in (1, 2)) == 180)
+        told = outputs(rig)
+        assert (told[1], told[2]) == (expected[1], expected[2])
+        assert told[0] == expected[0][:4]
+        last = [event for event in rig.listener.of(TokensOut, R) if event.sample == 0][-1]
+        assert (last.token_ids, last.finish_reason) == ((), FinishReason.STOP)
+        rig.wait_free()
+    finally:
+        rig.loop.stop()

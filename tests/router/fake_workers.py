@@ -125,6 +125,7 @@ class FakeDecode(FakeWorker[pb.GenerateRequest, GenerateCall], pb_grpc.DecodeSer
         super().__init__(relay, name, pb.ROLE_DECODE)
         self.renewals: asyncio.Queue[bytes] = asyncio.Queue()
         self.local_rests: list[pb.RenewRequest] = []
+        self.finishes: list[pb.FinishRequest] = []
 
     def _add(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_DecodeServicer_to_server(self, server)
@@ -150,6 +151,10 @@ class FakeDecode(FakeWorker[pb.GenerateRequest, GenerateCall], pb_grpc.DecodeSer
         else:
             self.renewals.put_nowait(request.transfer_id)
         return pb.RenewReply()
+
+    async def Finish(self, request: pb.FinishRequest, context: object) -> pb.FinishReply:
+        self.finishes.append(request)
+        return pb.FinishReply()
 
 
 class FakePrefill(FakeWorker[pb.PrefillRequest, PrefillCall], pb_grpc.PrefillServicer):

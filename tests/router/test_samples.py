@@ -1,8 +1,10 @@
 """`n` and `best_of` on both endpoints: one call a worker, many choices, each with its own end."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -124,6 +126,81 @@ async def test_a_stop_string_ends_its_own_choice(
         choices = response.json()["choices"]
         assert [choice["text"] for choice in choices] == [ANSWER, "Rome, ", TEXTS[2]]
         assert [choice["finish_reason"] for choice in choices] == ["stop"] * 3
+
+
+@pytest.mark.parametrize("options", [{"n": 3}, {"n": 3, "stream": True}, {"best_of": 3}])
+async def test_a_worker_hears_of_a_stop_string(
+    options: dict[str, Any], start_router: StartRouter, tokenizer: TextTokenizer
+) -> None:
+    """Once, and only while other choices go on; what it still says of that one goes nowhere."""
+    async with fake_cluster(()) as cluster, start_router(cluster) as router:
+        answers, (worker,) = say_three(cluster, tokenizer), cluster.decodes
+        in_time = asyncio.Event()
+
+        async def say(call: GenerateCall) -> None:
+            await call.relay.commit(await call.reserve())
+            await call.tokens(0, answers[1], sample=1)
+            await until(lambda: bool(worker.finishes))
+            in_time.set()
+            await call.tokens(len(answers[1]), [5, 6], sample=1)
+            await call.finish(sample=1)
+            await call.say_rest(0, sample=0)
+            await call.say_rest(0, sample=2)
+
+        worker.scripts.append(say)
+        if options.get("stream"):
+            options = {**options, "stream_options": {"include_usage": True}}
+        response = await router.complete(**options, stop=["they"])
+        assert in_time.is_set()
+        (told,), (generate,) = worker.finishes, worker.requests
+        assert (told.request_id, told.sample) == (generate.request_id, 1)
+        if options.get("stream"):
+            chunks = [json.loads(event) for event in events_of(response.text)[:-1]]
+            usage = chunks[-1]["usage"]
+            text = "".join(
+                choice["text"]
+                for chunk in chunks
+                for choice in chunk["choices"]
+                if choice["index"] == 1
+            )
+            assert text == "Rome, "
+        else:
+            usage = response.json()["usage"]
+        # Tokens after the stop string are not the client's.
+        of_others = len(answers[0]) + len(answers[2])
+        assert of_others < usage["completion_tokens"] <= of_others + len(answers[1])
+
+
+async def test_one_that_token_0_ended_is_told_of_when_it_begins(
+    start_router: StartRouter, tokenizer: TextTokenizer
+) -> None:
+    async with fake_cluster(()) as cluster, start_router(cluster) as router:
+        answers, (worker,) = say_three(cluster, tokenizer), cluster.decodes
+
+        async def say(call: GenerateCall) -> None:
+            await call.relay.commit(await call.reserve())
+            assert not worker.finishes, "it has not begun there"
+            for sample in range(3):
+                await call.tokens(0, answers[sample][:1], sample=sample)
+            await until(lambda: bool(worker.finishes))
+            await call.finish(sample=1)
+            await call.say_rest(1, sample=0)
+            await call.say_rest(1, sample=2)
+
+        worker.scripts.append(say)
+        response = await router.complete(n=3, stop=[TEXTS[1][0]])
+        assert [told.sample for told in worker.finishes] == [1]
+        assert response.json()["choices"][1]["text"] == ""
+
+
+async def test_nothing_is_told_where_all_end(
+    start_router: StartRouter, tokenizer: TextTokenizer
+) -> None:
+    answer = tokenizer.encode(TEXTS[1])
+    async with fake_cluster(answer) as cluster, start_router(cluster) as router:
+        response = await router.complete(stop=["they"])
+        assert response.json()["choices"][0]["text"] == "Rome, "
+        assert not cluster.decodes[0].finishes
 
 
 async def test_all_end_with_the_client(start_router: StartRouter, answer: Sequence[int]) -> None:
