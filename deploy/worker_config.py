@@ -73,7 +73,7 @@ class WorkerConfig:
         "two tokens, as far as measured steps tell; 0: in chunks of --token-budget",
     )
     prefill_policy: Literal["fcfs", "srf"] = flag(
-        "fcfs",
+        "srf",
         help="order of prompts: first come first served, or shortest remaining first with ageing",
     )
     max_queue_ms: float = flag(

@@ -52,7 +52,7 @@ class EngineConfig:
     tpot_slo_ms: float | None = None
     """Prefills take no more of a step with decodes than lets it end in this time, in milliseconds;
     None: as much as token_budget says."""
-    prefill_policy: PrefillPolicy = "fcfs"
+    prefill_policy: PrefillPolicy = "srf"
     max_queue_ms: float | None = None
     """A prefill leg that would wait longer for those before it, by prediction, is refused; None:
     none is."""
