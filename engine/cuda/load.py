@@ -3,6 +3,7 @@ out when a worker starts and not in its first request; and graphs."""
 
 import dataclasses
 import logging
+import traceback
 from contextlib import nullcontext
 
 import numpy as np
@@ -24,7 +25,8 @@ from engine.model import Model
 logger = logging.getLogger(__name__)
 
 _ERRORS = (RuntimeError, ValueError, NotImplementedError, OSError, ImportError, AssertionError)
-"""What FlashInfer raises where a card, a compiler or a shape is not to its liking."""
+"""What FlashInfer raises where a card, a compiler or a shape is not to its liking. An assertion of
+ours is no reason to do without it, but a bug."""
 _PAGES = np.arange(2, dtype=np.int64)
 _ROWS = (
     BatchRow(np.zeros(1, dtype=np.int64), 1, _PAGES, wants_logits=True),
@@ -43,9 +45,18 @@ def open_flashinfer(
             flashinfer = FlashInfer(load(), device)
             try_out(flashinfer, model, dtype, block_size)
     except _ERRORS as error:
+        if isinstance(error, AssertionError) and _is_ours(error):
+            raise
         text = str(error).strip() or type(error).__name__
         raise ModelError(f"FlashInfer fails: {text.splitlines()[0]}") from error
     return flashinfer
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether code of this package raised it."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    module: str = frame.f_globals["__name__"]
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def try_out(

@@ -112,6 +112,22 @@ def test_one_that_fails_is_given_up(
         load_decoder(replace(config, kernels="flashinfer"), model, torch.bfloat16, CPU)
 
 
+def test_an_assertion_is_the_library_s_reason_or_our_bug(
+    model: ModelConfig, library: FakeFlashInfer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def insist(*_: object, **__: object) -> None:
+        raise AssertionError("pages must be even")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(library, "BatchDecodeWithPagedKVCacheWrapper", insist)
+        with pytest.raises(ModelError, match="FlashInfer fails: pages must be even"):
+            open_flashinfer(model, torch.bfloat16, CPU, 16)
+    # A batch without rows is what `PackedBatch` never builds.
+    monkeypatch.setattr("engine.cuda.load._ROWS", ())
+    with pytest.raises(AssertionError, match="a step computes something"):
+        open_flashinfer(model, torch.bfloat16, CPU, 16)
+
+
 @pytest.mark.parametrize("kernels", ["torch", "flashinfer"])
 def test_an_engine_that_replays(
     wide_llama: TinyModel, model: ModelConfig, library: FakeFlashInfer, kernels: str
