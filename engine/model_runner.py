@@ -34,6 +34,8 @@ from engine.scheduled_batch import BlockCopy, StepOutput, sampling
 from engine.sequence import Sequence
 from engine.tp.ranks import ALONE, Ranks
 
+_NOTHING_TOLD = PromptLogprobsRows(())
+
 
 class Runner(Protocol):
     """What the engine loop needs from the tensor side; the tests have one without tensors."""
@@ -109,7 +111,7 @@ class ModelRunner:
         batch = self._batch(seqs)
         logits, hidden = self._model.forward(batch, self._kv_cache, groups)
         self._copier.record_compute()
-        told = PromptLogprobsRows(seqs if len(batch.prompt_indices) else ())
+        told = PromptLogprobsRows(seqs) if len(batch.prompt_indices) else _NOTHING_TOLD
         if not drawn and not told.num_rows:
             self._ranks.wait(self._device)
             return StepOutput([])
