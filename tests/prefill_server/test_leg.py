@@ -148,7 +148,9 @@ def test_bad_requests_are_refused(request_: pb.PrefillRequest) -> None:
 
 async def test_a_full_queue_is_told_before_anything_is_begun(tiny_llama: Path) -> None:
     """Not even the connection: the ticket stays unused."""
-    with started_worker(tiny_llama, token_budget=16, max_queue_ms=1.0) as worker:
+    with started_worker(
+        tiny_llama, token_budget=16, max_queue_ms=1.0, prefill_policy="fcfs"
+    ) as worker:
         await run_prefill(worker.prefill_leg(PROMPT, 1, None))  # measured from now on
         busy = asyncio.create_task(run_prefill(worker.prefill_leg([7, *PROMPT] * 2, 1, None)))
         await eventually(lambda: worker.engine.stats().running > 0)
