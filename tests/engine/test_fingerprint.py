@@ -7,6 +7,7 @@ import torch
 
 from engine.config import RopeConfig
 from engine.fingerprint import facts, fingerprint
+from kvfabric.facts import difference
 from tests.engine.test_kv_cache import CONFIG
 
 DIGEST = bytes(range(32))
@@ -66,3 +67,34 @@ def test_facts_tell_people_what_it_is_of() -> None:
         "wire version=1"
     )
     assert len(told) < 192, "the handshake has so much room"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "sentence"),
+    [
+        (facts(CONFIG, DIGEST, torch.float32, 1), "dtype is bfloat16 here and float32 there"),
+        (
+            facts(replace(CONFIG, architecture="Other"), DIGEST, torch.bfloat16, 1),
+            f"model is {CONFIG.architecture} here and Other there",
+        ),
+        (
+            facts(replace(CONFIG, num_layers=99), DIGEST, torch.bfloat16, 1),
+            f"layers is {CONFIG.num_layers} here and 99 there",
+        ),
+        (
+            facts(replace(CONFIG, num_kv_heads=98), DIGEST, torch.bfloat16, 1),
+            f"KV heads is {CONFIG.num_kv_heads} here and 98 there",
+        ),
+        (
+            facts(replace(CONFIG, head_dim=97), DIGEST, torch.bfloat16, 1),
+            f"head size is {CONFIG.head_dim} here and 97 there",
+        ),
+        (
+            facts(CONFIG, DIGEST[::-1], torch.bfloat16, 1),
+            "weights is 000102030405 here and 1f1e1d1c1b1a there",
+        ),
+        (facts(CONFIG, DIGEST, torch.bfloat16, 2), "wire version is 1 here and 2 there"),
+    ],
+)
+def test_each_fact_that_differs_is_named_in_a_refusal(theirs: str, sentence: str) -> None:
+    assert difference(facts(CONFIG, DIGEST, torch.bfloat16, 1), theirs) == sentence
