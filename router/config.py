@@ -24,6 +24,19 @@ class RouterConfig:
         help="disaggregated: prompts are computed on prefill workers and their KV handed over; "
         "colocated: decode workers compute prompts too",
     )
+    prefill_at: Literal["auto", "remote", "local"] = flag(
+        "auto",
+        help="where a prompt is computed when there is a choice: auto is where it is predicted to "
+        "cost least, remote on a prefill worker, local on the decode worker",
+    )
+    slo_ttft_ms: float = flag(
+        0.0,
+        help="workers that are predicted to meet this time to the first token come first; 0: "
+        "no objective",
+    )
+    slo_tpot_ms: float = flag(
+        0.0, help="the same for the time per output token after the first; 0: no objective"
+    )
     host: str = flag("127.0.0.1", help="address to listen on")
     port: int = flag(8000, help="port to listen on")
     tls_cert: str = flag("", metavar="FILE", help="PEM; with the two below: mutual TLS on gRPC")

@@ -32,6 +32,7 @@ from router.live import LivePrompts
 from router.messages import prefill_request
 from router.metrics import RouterMetrics
 from router.patience import Patience
+from router.placer import Placer
 from router.policy import Pair, Verdict, judge_decodes, pick_pair
 from router.prefill_leg import (
     NO_PREFILL_WORKER,
@@ -39,6 +40,7 @@ from router.prefill_leg import (
     judge_legs,
     pick_with_room,
     run_prefill,
+    verdicts_by_cost,
 )
 from router.progress import Progress
 from router.record import PromptRecord
@@ -58,6 +60,7 @@ class Dispatcher:
         self._workers = workers
         self._config = config
         self._metrics = metrics
+        self._placer = Placer(config)
         self._patience = Patience(workers, config)
         self.live = LivePrompts(config.ledger_grace_s, time.monotonic)
         self._deadlines: set[asyncio.Timeout] = set()
@@ -142,6 +145,7 @@ class Dispatcher:
             await self._run_one_token(prefill, progress)
             return
         pair = await self._pick_pair(progress)
+        attempt.placement, picked_s = progress.placement, time.monotonic()
         attempt.picked(self._judge(pair, progress), self._local_reason(pair, progress))
         try:
             # Counted from the pick on: prompts of the same moment must not all go to one worker.
@@ -153,6 +157,7 @@ class Dispatcher:
                     local_prefill_reason=attempt.local_prefill_reason or None,
                     inactivity_s=self._config.inactivity_s,
                 )
+            self._note_outcome(progress, attempt, picked_s)
         except LegFailed as failure:
             progress.failed_decodes[pair.decode.address] = pair.decode.num_refreshes
             self._note(pair.decode, "decode", failure)
@@ -161,9 +166,15 @@ class Dispatcher:
             self._metrics.count_retry("decode", reopen.reason)
             raise
 
+    def _note_outcome(self, progress: Progress, attempt: AttemptRecord, picked_s: float) -> None:
+        outcome = self._placer.ended(progress, picked_s)
+        if outcome is not None:
+            attempt.saved_s = outcome.saved_s
+            self._metrics.disaggregation.observe(outcome.way, outcome.saved_s)
+
     def _pick_for_one_token(self, progress: Progress) -> PrefillWorker | None:
         """Prefill samples token 0 itself: if it is the only one, nothing is handed over."""
-        if self._is_colocated or progress.prompt.sampling.max_tokens > 1:
+        if self._is_local or progress.prompt.sampling.max_tokens > 1:
             return None
         return pick_with_room(self._prefills_left(progress), progress)
 
@@ -189,7 +200,9 @@ class Dispatcher:
             fresh = [worker for worker in decodes if worker.address not in failed]
             back = [w for w in decodes if w.num_refreshes > failed.get(w.address, w.num_refreshes)]
             prefills = self._prefills_left(progress)
-            return pick_pair(fresh, prefills) or pick_pair(back, prefills)
+            is_forced = self._config.prefill_at == "remote"
+            placed = self._placer.place(progress, fresh, prefills, is_forced=is_forced)
+            return placed or pick_pair(fresh, prefills) or pick_pair(back, prefills)
 
         config = self._config
         wait_s = config.resume_wait_s if progress.has_tokens else config.ready_wait_s
@@ -208,10 +221,12 @@ class Dispatcher:
             return "failed_this_prompt" if worker.address in progress.failed_decodes else ""
 
         prefills = self._prefills_left(progress)
-        return judge_decodes(self._workers.decodes, prefills, pair.decode, excluded)
+        decodes = self._workers.decodes
+        verdicts = judge_decodes(decodes, prefills, pair.decode, excluded)
+        return verdicts_by_cost(verdicts, progress, decodes)
 
     def _prefills_left(self, progress: Progress) -> Sequence[PrefillWorker]:
-        if self._is_colocated or progress.is_for_decode_alone:
+        if self._is_local or progress.is_for_decode_alone:
             return ()
         failed = progress.failed_prefills
         return [worker for worker in self._workers.prefills if worker.address not in failed]
@@ -221,7 +236,10 @@ class Dispatcher:
     ) -> str | None:
         if pair.prefill is not None:
             return None
-        reason = "colocated" if self._is_colocated else NO_PREFILL_WORKER
+        placed = progress.placement
+        reason = "cheaper_here" if placed is not None and placed.other else NO_PREFILL_WORKER
+        if self._is_local:
+            reason = "colocated" if self._is_colocated else "forced_local"
         if progress.is_for_decode_alone:
             reason = "queue_full"
         self._metrics.local_prefills.labels(reason).inc()
@@ -256,6 +274,10 @@ class Dispatcher:
         self._workers.report(worker, failure)
         self._metrics.count_retry(leg, failure.reason)
         log.warning("leg failed", leg=leg, worker=worker.name, **_words(failure))
+
+    @property
+    def _is_local(self) -> bool:
+        return self._is_colocated or self._config.prefill_at == "local"
 
     @property
     def _is_colocated(self) -> bool:

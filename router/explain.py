@@ -6,6 +6,7 @@ from router.explanation import (
     Attempt,
     Brief,
     Candidate,
+    Choice,
     ChunkTimes,
     ErrorTold,
     Explanation,
@@ -16,8 +17,10 @@ from router.explanation import (
     Sample,
     StageTimes,
     WaitTimes,
+    WayTold,
 )
 from router.leg_record import AttemptRecord, LegRecord
+from router.placement import Quote
 from router.policy import Verdict
 from router.record import PromptRecord, RequestRecord
 from router.timeline import clock_error_ns, exposed, handoff, parts, stages
@@ -131,10 +134,34 @@ def _attempt(attempt: AttemptRecord, clock: _Clock) -> Attempt:
         picked_ms=clock.since(attempt.picked_ns),
         end_ms=clock.since(attempt.end_ns),
         local_prefill_reason=attempt.local_prefill_reason or None,
+        choice=_choice(attempt),
         candidates=_candidates(attempt.candidates),
         decode=_leg(attempt.decode, clock) if attempt.decode is not None else None,
         prefills=[_leg(leg, clock) for leg in attempt.prefills],
         num_left_out=attempt.num_left_out,
+    )
+
+
+def _choice(attempt: AttemptRecord) -> Choice | None:
+    found, saved_s = attempt.placement, attempt.saved_s
+    if found is None:
+        return None
+    return Choice(
+        taken=_way(found.taken),
+        other=_way(found.other) if found.other is not None else None,
+        saved_ms=saved_s * 1000 if saved_s is not None else None,
+    )
+
+
+def _way(quote: Quote) -> WayTold:
+    return WayTold(
+        prefill=quote.prefill or None,
+        decode=quote.decode,
+        ttft_ms=quote.ttft_s * 1000,
+        tpot_ms=quote.tpot_s * 1000,
+        transfer_ms=quote.transfer_s * 1000,
+        others_ms=quote.others_s * 1000,
+        cost_ms=quote.cost_s * 1000,
     )
 
 
@@ -197,6 +224,12 @@ def _moved(leg: LegRecord) -> Moved | None:
 
 def _candidates(verdicts: Sequence[Verdict]) -> list[Candidate]:
     return [
-        Candidate(worker=one.worker, load=one.load, num_picks=one.num_picks, why=one.why)
+        Candidate(
+            worker=one.worker,
+            load=one.load,
+            num_picks=one.num_picks,
+            cost_ms=one.cost_ms,
+            why=one.why,
+        )
         for one in verdicts
     ]

@@ -16,6 +16,8 @@ class Candidate(BaseModel):
     worker: str
     load: int
     num_picks: int
+    cost_ms: float | None
+    """Predicted, and compared before the load; null: it was not."""
     why: str
 
 
@@ -69,6 +71,30 @@ class Leg(BaseModel):
     candidates: list[Candidate]
 
 
+class WayTold(BaseModel):
+    """What was predicted of one way to compute a prompt."""
+
+    prefill: str | None
+    """Null: decode alone. Addresses, as the next."""
+    decode: str
+    ttft_ms: float
+    tpot_ms: float
+    transfer_ms: float
+    """What would be felt of the handoff."""
+    others_ms: float
+    """What others would wait for it, summed."""
+    cost_ms: float
+
+
+class Choice(BaseModel):
+    taken: WayTold
+    other: WayTold | None
+    """The best of the way not taken: remote or local."""
+    saved_ms: float | None
+    """What disaggregation gained, by what came and by what was predicted of the other way;
+    negative: it cost, or would have."""
+
+
 class Attempt(BaseModel):
     number: int
     outcome: str | None
@@ -77,6 +103,8 @@ class Attempt(BaseModel):
     picked_ms: float | None
     end_ms: float | None
     local_prefill_reason: str | None
+    choice: Choice | None
+    """Null: not enough was known to predict."""
     candidates: list[Candidate]
     decode: Leg | None
     prefills: list[Leg]

@@ -13,6 +13,7 @@ from typing import Literal
 from protos import serving_pb2 as pb
 from router.clock import ClockReading
 from router.errors import ApiError, LegFailed, QueueFull, Reopen
+from router.placement import Placement
 from router.policy import Verdict
 from router.workers import Worker
 
@@ -78,6 +79,10 @@ class AttemptRecord:
     picked_ns: int = 0
     candidates: tuple[Verdict, ...] = ()
     """Decode workers."""
+    placement: Placement | None = None
+    """What was predicted, if anything was."""
+    saved_s: float | None = None
+    """What disaggregation gained, by that and by what came; negative: it cost, or would have."""
     local_prefill_reason: str = ""
     """Why decode computed the prompt or the rest of it: the router's reason, or decode's own."""
     decode: LegRecord | None = None

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.errors import ApiError, Disconnected
 from router.record import RequestRecord
-from router.stage_metrics import StageMetrics
+from router.stage_metrics import DisaggregationMetrics, StageMetrics
 from router.workers import Worker, WorkerSet
 from runtime.log import get_logger
 from runtime.metrics import ITL_SECONDS, REQUEST_SECONDS, TTFT_SECONDS
@@ -80,6 +80,7 @@ class RouterMetrics:
         self.output_tokens = counter(
             "baton_request_output_tokens_total", "Output tokens delivered."
         )
+        self.disaggregation = DisaggregationMetrics(registry)
         self._stages = StageMetrics(registry)
         _watch_workers(registry, workers)
 

@@ -163,6 +163,12 @@ class Placement(NamedTuple):
 
     taken: Quote
     other: Quote | None
+    all: tuple[Quote, ...] = ()
+
+    def cost_ms(self, address: str) -> float | None:
+        """Of the best way over that worker, in whole milliseconds; None: nobody has reckoned."""
+        quotes = [quote for quote in self.all if address in (quote.prefill, quote.decode)]
+        return min((round(quote.cost_s * 1000) for quote in quotes), default=None)
 
 
 def place(
@@ -178,7 +184,8 @@ def place(
     if not best:
         return None
     taken, *others = sorted(best, key=_rank)
-    return Placement(taken, others[0] if others else None)
+    every = (*_known(remote), *_known(local))
+    return Placement(taken, others[0] if others else None, every)
 
 
 def _known(quotes: Sequence[Quote | None]) -> list[Quote]:

@@ -6,7 +6,7 @@ wins; of equals, the workers picked least often, so that an idle cluster is used
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 
@@ -77,7 +77,22 @@ class Verdict:
     num_picks: int
     why: str
     """`taken`, or why not: `failed_this_prompt`, `queue_full`, `not_ready`, `other_fingerprint`,
-    `no_partner`, `more_loaded`, `picked_more_often`, `later_name`."""
+    `no_partner`, `dearer`, `more_loaded`, `picked_more_often`, `later_name`."""
+    cost_ms: float | None = None
+    """What it was predicted to cost: that was compared first."""
+
+
+def by_cost(verdicts: Sequence[Verdict], cost_ms: Callable[[str], float | None]) -> list[Verdict]:
+    """The same, where they were compared by what they were predicted to cost, by worker's name."""
+    compared = ("more_loaded", "picked_more_often", "later_name")
+    best = next((cost_ms(one.worker) for one in verdicts if one.why == "taken"), None)
+    judged = []
+    for one in verdicts:
+        cost = cost_ms(one.worker)
+        is_dearer = cost is not None and best is not None and cost > best
+        why = "dearer" if is_dearer and one.why in compared else one.why
+        judged.append(replace(one, cost_ms=cost, why=why))
+    return judged
 
 
 Key = tuple[int, int, int, str]

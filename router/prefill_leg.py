@@ -29,10 +29,10 @@ from router.messages import (
     renew_request,
     token_logprobs,
 )
-from router.policy import Verdict, judge_prefills, pick_prefill
+from router.policy import Verdict, by_cost, judge_prefills, pick_prefill
 from router.progress import Progress
 from router.tasks import cancel_and_wait
-from router.workers import DecodeWorker, PrefillWorker, WorkerSet
+from router.workers import DecodeWorker, PrefillWorker, Worker, WorkerSet
 
 NO_PREFILL_WORKER = "no_prefill_worker"
 
@@ -75,9 +75,13 @@ async def run_prefill(
 def pick_with_room(
     prefills: Sequence[PrefillWorker], progress: Progress, fingerprint: bytes | None = None
 ) -> PrefillWorker | None:
-    """The least loaded whose queue has not refused the prompt. Raises QueueFull if all have."""
+    """Where it was placed, else the least loaded; whose queue has not refused the prompt. Raises
+    QueueFull if all have."""
     full = progress.full_queues
-    worker = pick_prefill(filter(full.has_room, prefills), fingerprint)
+    with_room = [worker for worker in prefills if full.has_room(worker)]
+    wanted = progress.placement.taken.prefill if progress.placement is not None else ""
+    placed = [worker for worker in with_room if worker.address == wanted]
+    worker = pick_prefill(placed, fingerprint) or pick_prefill(with_room, fingerprint)
     if worker is None:
         refused = pick_prefill(prefills, fingerprint)
         if refused is not None:
@@ -100,7 +104,18 @@ def judge_legs(
             return "failed_this_prompt"
         return "" if progress.full_queues.has_room(worker) else "queue_full"
 
-    return judge_prefills(workers.prefills, taken, fingerprint, excluded)
+    verdicts = judge_prefills(workers.prefills, taken, fingerprint, excluded)
+    return verdicts_by_cost(verdicts, progress, workers.prefills)
+
+
+def verdicts_by_cost(
+    verdicts: Sequence[Verdict], progress: Progress, workers: Sequence[Worker]
+) -> Sequence[Verdict]:
+    """With what was predicted of them, if anything was."""
+    if (placement := progress.placement) is None:
+        return verdicts
+    address_of = {worker.name: worker.address for worker in workers}
+    return by_cost(verdicts, lambda name: placement.cost_ms(address_of[name]))
 
 
 class PrefillLegs:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from router.errors import Reopen
+from router.placement import Placement
 from router.queue_line import FullQueues
 from router.record import PromptRecord, unkept
 from router.request import TokenLogprobs, ValidPrompt
@@ -35,6 +36,8 @@ class Progress:
         left, and after it has told its status again."""
         self.is_for_decode_alone = False
         """No prefill worker is to take part."""
+        self.placement: Placement | None = None
+        """What was predicted of the present attempt, if anything was."""
         self.full_queues = FullQueues()
         self.waited_for_queue_s = 0.0
         """In the router, because they were all full."""

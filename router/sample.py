@@ -5,6 +5,7 @@ delivered once, from whoever says it first. Everyone later must say the same: an
 contradicts what the client has.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 from router.errors import Reopen
@@ -22,6 +23,8 @@ class SampleProgress:
         self.token_ids: list[int] = []
         """Delivered so far; index 0 is the first output token."""
         self.has_ended = False
+        self.first_s = 0.0
+        """When the first came, by time.monotonic; 0: it has not."""
         self._sampling = sampling
         self._deliver = deliver
 
@@ -43,6 +46,8 @@ class SampleProgress:
             raise Reopen("contradiction")
         new = token_ids[len(known) :]
         self.token_ids += new
+        if new and not self.first_s:
+            self.first_s = time.monotonic()
         if new or finish_reason is not None:
             wants_more = self._deliver(new, finish_reason, logprobs[len(known) :])
             self.has_ended = finish_reason is not None or not wants_more

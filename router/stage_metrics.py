@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from router.record import RequestRecord
 from router.timeline import exposed, parts, stage_times
-from runtime.metrics import STAGE_SECONDS
+from runtime.metrics import STAGE_SECONDS, TTFT_SECONDS
 
 
 class StageMetrics:
@@ -42,3 +42,24 @@ class StageMetrics:
         if (shares := parts(record, record.end_ns)) is not None:
             told["residual_ms"] = shares.residual_ns / 1e6
         return {name: round(ms, 2) for name, ms in told.items()}
+
+
+class DisaggregationMetrics:
+    """What it gained or cost, by what came and by what was predicted of the way not taken."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._saved, self._cost = (
+            Histogram(
+                f"baton_disaggregation_{word}_seconds",
+                f"What disaggregation {text}, of time to the first token and to joining decode's "
+                "batch, against what was predicted of the other way.",
+                ["way"],
+                registry=registry,
+                buckets=TTFT_SECONDS,
+            )
+            for word, text in (("saved", "saved or would have"), ("cost", "cost or would have"))
+        )
+
+    def observe(self, way: str, seconds: float) -> None:
+        """`way`: the one taken, remote or local. Negative: it cost."""
+        (self._saved if seconds >= 0 else self._cost).labels(way).observe(abs(seconds))

@@ -21,6 +21,8 @@ from protos import serving_pb2_grpc as pb_grpc
 from tests.e2e.process import ClusterProcess, free_port
 
 MODEL_NAME = "tested"
+ALWAYS_REMOTE = {"served_model_name": MODEL_NAME, "prefill_at": "remote"}
+"""What is tested is the relay: a prompt is not to stay on decode because it is quicker there."""
 TASKS_A_WATCHER = 2
 """Its handler's and grpc's own: routers come and go between tests."""
 
@@ -169,7 +171,7 @@ class Cluster:
             log,
             [worker for worker in self.workers if worker.role == "prefill"],
             [worker for worker in self.workers if worker.role == "decode"],
-            {"model_path": self.model_path, "served_model_name": MODEL_NAME, **flags},
+            {**ALWAYS_REMOTE, "model_path": self.model_path, **flags},
         )
         self.routers.append(router)
         return router

@@ -117,7 +117,11 @@ async def token_client(
     inactivity_s: float = 10.0,
 ) -> AsyncIterator[TokenClient]:
     config = RouterConfig(
-        model_path="", served_model_name=MODEL_NAME, mode=mode, inactivity_s=inactivity_s
+        model_path="",
+        served_model_name=MODEL_NAME,
+        mode=mode,
+        inactivity_s=inactivity_s,
+        prefill_at="remote",
     )
     registry = CollectorRegistry()
     workers = WorkerSet(

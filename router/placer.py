@@ -1,0 +1,167 @@
+"""Places prompts by what the workers say and what was measured: the cost model, kept up to date.
+
+1. `place` describes each worker as this prompt finds it and has router/placement.py choose.
+2. The prefill that was placed counts there until it should be over: prompts of the same moment must
+   not all go to one worker, whatever it said last.
+3. `ended` learns from what became of it, and tells what the way not taken would have been.
+
+Knows workers and records, and calls nobody.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from router.config import RouterConfig
+from router.cost_model import CostModel, Streams
+from router.placement import Demand, Objective, Quote, Quotes, Site, place
+from router.policy import Pair
+from router.prefix_index import PromptBlocks
+from router.progress import Progress
+from router.timeline import exposed
+from router.workers import DecodeWorker, PrefillWorker, Worker
+
+_WEIGHT = 0.02
+"""Of the newest, in means over requests."""
+_FIRST_NUM_OUTPUTS = 128.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What disaggregation gained on one request, in seconds; negative: it cost, or would have."""
+
+    way: str
+    """`remote` or `local`: the one taken."""
+    saved_s: float
+
+
+class Placer:
+    """See the module. `clock` in seconds."""
+
+    def __init__(self, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.costs = CostModel(kind_of=self._kind_of)
+        self.num_outputs = _FIRST_NUM_OUTPUTS
+        """Tokens of a sample, on average."""
+        self.crowd = 0.0
+        """Prompts that wait on a worker, on average."""
+        ttft_s, tpot_s = config.slo_ttft_ms / 1000, config.slo_tpot_ms / 1000
+        self._objective = Objective(ttft_s or inf, tpot_s or inf)
+        self._clock = clock
+        self._busy_until: dict[str, float] = {}
+        self._seen: dict[str, int] = {}  # address → states of it that were taken in
+        self._kinds: dict[str, bytes] = {}
+
+    def place(
+        self,
+        progress: Progress,
+        decodes: Sequence[DecodeWorker],
+        prefills: Sequence[PrefillWorker],
+        *,
+        is_forced: bool,
+    ) -> Pair[DecodeWorker, PrefillWorker] | None:
+        """None: nobody is ready, or not enough is known; `progress.placement` says what was
+        predicted. `is_forced`: not on decode, where there is a choice."""
+        progress.placement = None
+        decodes = [worker for worker in decodes if worker.is_ready]
+        prefills = [worker for worker in prefills if worker.is_ready]
+        for worker in (*decodes, *prefills):
+            self._take_in(worker)
+        self._note_crowd(prefills)
+        prompt = progress.prompt
+        demand = Demand(
+            len(prompt.token_ids),
+            min(prompt.sampling.max_tokens, self.num_outputs),
+            max((worker.status.kv_token_nbytes for worker in decodes), default=0),
+            self._objective,
+        )
+        blocks = PromptBlocks(prompt.token_ids, prompt.cache_salt)
+        at_decode = {worker.address: self._site(worker, blocks, demand) for worker in decodes}
+        at_prefill = {worker.address: self._site(worker, blocks, demand) for worker in prefills}
+        pairs = [
+            (at_prefill[prefill.address], at_decode[decode.address])
+            for decode in decodes
+            for prefill in prefills
+            if prefill.fingerprint == decode.fingerprint and prefill.address != decode.address
+        ]
+        quotes = Quotes(self.costs, demand, self.crowd)
+        alone = [] if is_forced and pairs else [*at_decode.values()]
+        found = place(quotes, pairs, alone)
+        if found is None:
+            return None
+        progress.placement = found
+        self._begin(found.taken)
+        by_address = {worker.address: worker for worker in prefills}
+        taken = next(worker for worker in decodes if worker.address == found.taken.decode)
+        return Pair(taken, by_address.get(found.taken.prefill))
+
+    def ended(self, progress: Progress, picked_s: float) -> Outcome | None:
+        """The attempt that was placed at `picked_s` went well, as the first of its prompt."""
+        found = progress.placement
+        for sample in progress.samples:
+            self.num_outputs += _WEIGHT * (len(sample.token_ids) - self.num_outputs)
+        first_s = min((s.first_s for s in progress.samples if s.first_s), default=0.0)
+        if found is None or not first_s or progress.record.num_attempts > 1:
+            return None
+        taken, ttft_s = found.taken, first_s - picked_s
+        attempt = progress.record.attempt
+        if len(attempt.prefills) != bool(taken.prefill):
+            return None  # it was lost and asked for again, or was all cached
+        self.costs.way(taken.prefill, taken.decode).learn((1, taken.raw_ttft_s), ttft_s)
+        felt_s = 0.0
+        if taken.prefill and (felt := exposed(progress.record)) is not None:
+            felt_s = felt.ns / 1e9
+            told = attempt.decode.timings if attempt.decode is not None else None
+            nbytes = told.kv_nbytes if told is not None else 0
+            self.costs.link(taken.prefill, taken.decode).learn((1, nbytes), felt_s)
+        if found.other is None:
+            return None
+        gain_s = found.other.ttft_s + found.other.transfer_s - ttft_s - felt_s
+        return Outcome("remote", gain_s) if taken.prefill else Outcome("local", -gain_s)
+
+    def _take_in(self, worker: Worker) -> None:
+        self._kinds[worker.address] = worker.fingerprint
+        if self._seen.get(worker.address) != worker.num_refreshes:
+            self._seen[worker.address] = worker.num_refreshes
+            steps = worker.steps
+            self.costs.worker(worker.address).told(steps.weights, steps.work, steps.seconds)
+
+    def _note_crowd(self, prefills: Sequence[PrefillWorker]) -> None:
+        if prefills:
+            waiting = sum(worker.status.num_waiting for worker in prefills) / len(prefills)
+            self.crowd += _WEIGHT * (waiting - self.crowd)
+
+    def _begin(self, quote: Quote) -> None:
+        address, now_s = quote.prefill or quote.decode, self._clock()
+        begins_s = max(now_s, self._busy_until.get(address, 0.0))
+        self._busy_until[address] = begins_s + quote.prefill_s
+
+    def _site(self, worker: Worker, blocks: PromptBlocks, demand: Demand) -> Site:
+        status = worker.status
+        num_cached = blocks.num_cached_tokens(worker.index, worker.fingerprint, status.block_size)
+        ours_s = self._busy_until.get(worker.address, 0.0) - self._clock()
+        streams = Streams(worker.load, status.blocks.held * status.block_size)
+        return Site(
+            worker.address,
+            max(0.0, ours_s, status.queue_ms / 1000),
+            num_cached,
+            token_budget=status.token_budget or 1 << 30,
+            streams=streams,
+            room_s=self._room_s(worker, demand.num_tokens - num_cached, streams),
+            load=worker.load,
+            num_picks=worker.num_picks,
+            name=worker.name,
+        )
+
+    def _room_s(self, worker: Worker, num_tokens: int, streams: Streams) -> float:
+        """Until streams that run there have ended and left blocks enough, about."""
+        status, blocks = worker.status, worker.status.blocks
+        lacking = num_tokens // max(1, status.block_size) + 1 - blocks.free - blocks.cached
+        if lacking <= 0 or not status.num_blocks or not streams.num:
+            return 0.0
+        each = max(1.0, (blocks.held + blocks.promised) / streams.num)
+        stream_s = self.num_outputs * self.costs.worker(worker.address).step_s(streams)
+        return lacking / each * stream_s / streams.num
+
+    def _kind_of(self, address: str) -> bytes:
+        return self._kinds.get(address, b"")
