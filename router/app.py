@@ -40,6 +40,10 @@ from runtime.tls import TLS
 
 _READ = ["GET", "HEAD"]
 
+SESSION_HEADER = "x-session-id"
+MAX_SESSION = 256
+"""Characters of it that count."""
+
 Work = Callable[[RequestRecord, JSONObject, Reply], Coroutine[Any, Any, None]]
 
 
@@ -81,18 +85,21 @@ class Router:
 
     async def chat(self, record: RequestRecord, body: JSONObject, reply: Reply) -> None:
         request_id = record.request_id
-        request = await self._validator.chat(request_id, ChatBody.parse(body))
+        request = await self._validator.chat(request_id, ChatBody.parse(body), record.session)
         form = ChatFormat(request_id, self.config.served_model_name, self._tokenizer.token_bytes)
         await self._answer(record, request, form, reply)
 
     async def completion(self, record: RequestRecord, body: JSONObject, reply: Reply) -> None:
         request_id = record.request_id
-        request = await self._validator.completion(request_id, CompletionBody.parse(body))
+        request = await self._validator.completion(
+            request_id, CompletionBody.parse(body), record.session
+        )
         form = TextFormat(request_id, self.config.served_model_name, self._tokenizer.token_bytes)
         await self._answer(record, request, form, reply)
 
     def exchange(self, work: Work, request: Request) -> Exchange:
         record = self.records.open(request_id_of(request.scope), request.url.path)
+        record.session = request.headers.get(SESSION_HEADER, "")[:MAX_SESSION]
         return Exchange(
             partial(work, record),
             self._metrics,

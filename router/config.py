@@ -29,6 +29,11 @@ class RouterConfig:
         help="where a prompt is computed when there is a choice: auto is where it is predicted to "
         "cost least, remote on a prefill worker, local on the decode worker",
     )
+    session_affinity: Literal["off", "soft", "hard"] = flag(
+        "soft",
+        help="whether requests of a session (header x-session-id, or user) go to the same workers: "
+        "soft while that costs no more than computing the prompt, hard within a bound of load",
+    )
     slo_ttft_ms: float = flag(
         0.0,
         help="workers that are predicted to meet this time to the first token come first; 0: "

@@ -165,6 +165,11 @@ class Placement(NamedTuple):
     other: Quote | None
     all: tuple[Quote, ...] = ()
 
+    def with_taken(self, quote: Quote) -> "Placement":
+        """This one instead, and the best of the other way."""
+        others = [other for other in self.all if bool(other.prefill) != bool(quote.prefill)]
+        return Placement(quote, min(others, key=_rank, default=None), self.all)
+
     def cost_ms(self, address: str) -> float | None:
         """Of the best way over that worker, in whole milliseconds; None: nobody has reckoned."""
         quotes = [quote for quote in self.all if address in (quote.prefill, quote.decode)]

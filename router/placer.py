@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from router.affinity import keep_session
 from router.config import RouterConfig
 from router.cost_model import CostModel, Streams
 from router.placement import Demand, Objective, Quote, Quotes, Site, place
@@ -47,6 +48,7 @@ class Placer:
         """Prompts that wait on a worker, on average."""
         ttft_s, tpot_s = config.slo_ttft_ms / 1000, config.slo_tpot_ms / 1000
         self._objective = Objective(ttft_s or inf, tpot_s or inf)
+        self._affinity = config.session_affinity
         self._clock = clock
         self._busy_until: dict[str, float] = {}
         self._seen: dict[str, int] = {}  # address → states of it that were taken in
@@ -89,6 +91,9 @@ class Placer:
         found = place(quotes, pairs, alone)
         if found is None:
             return None
+        if prompt.session:
+            sites = [*at_prefill.values()], [*at_decode.values()]
+            found = keep_session(found, prompt.session, self._affinity, *sites)
         progress.placement = found
         self._begin(found.taken)
         by_address = {worker.address: worker for worker in prefills}

@@ -142,6 +142,8 @@ class RequestRecord:
         self.endpoint = endpoint
         self.is_kept = is_kept
         self.model = ""
+        self.session = ""
+        """Of its head; not told."""
         self.is_streaming = False
         self.arrived_at = time.time()
         """For people: seconds since 1970."""

@@ -86,6 +86,8 @@ class ValidPrompt:
     """Prompts with different ones never share cached KV."""
     echo: Echo | None = None
     """The prompt is part of the answer."""
+    session: str = ""
+    """Prompts with the same one are likely to begin alike; empty: it is of none."""
     num_samples: int = 1
     """`n` of them are choices."""
 

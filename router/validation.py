@@ -37,7 +37,8 @@ class Validator:
         self._max_prompts = max_prompts
         self._max_model_len = max_model_len  # asks the workers, and waits for one if need be
 
-    async def chat(self, request_id: RequestId, body: ChatBody) -> ValidRequest:
+    async def chat(self, request_id: RequestId, body: ChatBody, session: str = "") -> ValidRequest:
+        """`session`: as the request's head has it; else it is the body's `user`."""
         self._check_model(body.model)
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise BadRequest(
@@ -46,13 +47,17 @@ class Validator:
         messages = [Message(role=_role(m.role), content=m.text) for m in body.messages]
         prompt = await asyncio.to_thread(self._tokenizer.encode_chat, messages)
         max_tokens = body.max_completion_tokens or body.max_tokens
-        return await self._request(request_id, body, [prompt], max_tokens, None)
+        request = await self._request(request_id, body, [prompt], max_tokens, None)
+        return _of_session(request, session or body.user or "")
 
-    async def completion(self, request_id: RequestId, body: CompletionBody) -> ValidRequest:
+    async def completion(
+        self, request_id: RequestId, body: CompletionBody, session: str = ""
+    ) -> ValidRequest:
         self._check_model(body.model)
         prompts = await asyncio.to_thread(self._encode_prompts, body)
         default = _COMPLETION_MAX_TOKENS
         request = await self._request(request_id, body, prompts, body.max_tokens, default)
+        request = _of_session(request, session or body.user or "")
         return await asyncio.to_thread(self._with_echo, request) if body.echo else request
 
     def _with_echo(self, request: ValidRequest) -> ValidRequest:
@@ -146,3 +151,10 @@ def _room(token_ids: TokenIds, max_tokens: int | None, max_model_len: int) -> in
             code="context_length_exceeded",
         )
     return room
+
+
+def _of_session(request: ValidRequest, session: str) -> ValidRequest:
+    if not session:
+        return request
+    prompts = tuple(replace(prompt, session=session) for prompt in request.prompts)
+    return replace(request, prompts=prompts)

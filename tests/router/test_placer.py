@@ -148,3 +148,25 @@ async def test_the_explanation_tells_both_ways(
     candidates = attempt["prefills"][0]["candidates"]
     assert [one["cost_ms"] is not None for one in candidates] == [True, True]
     assert [one["why"] for one in candidates] == ["taken", "later_name"]
+
+
+@pytest.mark.parametrize("by_header", [True, False])
+async def test_requests_of_a_session_stay_together(
+    answer: tuple[int, ...], start_router: StartRouter, by_header: bool
+) -> None:
+    async with fake_cluster(answer, num_prefills=4) as cluster:
+        for fake in cluster.workers:
+            tell(fake, FAST)
+        async with start_router(cluster, prefill_at="remote") as running:
+            for session in ("ann", "ben", "cid"):
+                before = [len(fake.requests) for fake in cluster.prefills]
+                for _ in range(5):
+                    if by_header:
+                        body = {"model": "tiny", "prompt": "Hi", "max_tokens": 50}
+                        head = {"x-session-id": session}
+                        await running.http.post("/v1/completions", json=body, headers=head)
+                    else:
+                        await running.complete(user=session)
+                after = [len(fake.requests) for fake in cluster.prefills]
+                grown = [b - a for a, b in zip(before, after, strict=True)]
+                assert sorted(grown) == [0, 0, 0, 5]
