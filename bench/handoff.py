@@ -154,6 +154,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("flags", nargs="*", help="of `baton up`, behind --")
     args = parser.parse_args()
+    if not any(flag.startswith("--router-args") for flag in args.flags):
+        args.flags.append("--router-args=--prefill-at remote")  # else short prompts stay on decode
     lengths = [int(length) for length in args.lengths.split(",") if length]
     layers, heads, head_nbytes = ModelConfig.from_folder(args.model_path).kv_shape(torch.bfloat16)
     args.token_nbytes = 2 * layers * heads * head_nbytes

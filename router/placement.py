@@ -19,6 +19,8 @@ from typing import NamedTuple
 from router.cost_model import NO_STREAMS, CostModel, Streams
 
 _TIE_S = 1e-3
+_WEIGHT = 0.02
+"""Of the newest, in means over requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,10 @@ class Site:
     load: int = 0
     num_picks: int = 0
     name: str = ""
+    num_fetchable: int = 0
+    """Tokens of the prompt that it could have from another worker, its own included."""
+    fetch_s: float = 0.0
+    """What getting those would take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,8 @@ class Quote(NamedTuple):
     """Before it was corrected."""
     rank: tuple[float, float, int, int, str]
     """Lower wins: by how much the objective is missed, cost, load, picks, name."""
+    is_fetched: bool = False
+    """A prefix from another worker: quicker than computing it again (Mooncake's estimate)."""
 
     @property
     def cost_s(self) -> float:
@@ -82,7 +90,7 @@ class Quote(NamedTuple):
 
 
 class Quotes:
-    """Of one prompt. `crowd`: requests that wait behind one, on average."""
+    """Of one prompt. `crowd`: see `Crowd`."""
 
     def __init__(self, costs: CostModel, demand: Demand, crowd: float = 0.0) -> None:
         self._costs = costs
@@ -97,11 +105,20 @@ class Quotes:
         )
         if alone is None:
             return None
+        is_fetched = False
+        if prefill.num_fetchable > prefill.num_cached:
+            rest = costs.prefill_s(
+                prefill.address, demand.num_tokens, prefill.num_fetchable, prefill.token_budget
+            )
+            if rest is not None and prefill.fetch_s + rest < alone:
+                alone, is_fetched = prefill.fetch_s + rest, True
         nbytes = max(0, demand.num_tokens - decode.num_cached) * demand.token_nbytes
         transfer_s = costs.link(prefill.address, decode.address).predict((1, nbytes))
         raw_s = max(prefill.queue_s, decode.room_s) + alone
         load = prefill.load + decode.load
-        return self._quote(prefill, decode, raw_s, alone, transfer_s, self._crowd * alone, load)
+        others_s = self._crowd * alone
+        quote = self._quote(prefill, decode, raw_s, alone, transfer_s, others_s, load)
+        return quote._replace(is_fetched=is_fetched)
 
     def local(self, decode: Site) -> Quote | None:
         demand = self._demand
@@ -156,6 +173,19 @@ class Quotes:
 
 def _in_ties(seconds: float) -> float:
     return round(seconds / _TIE_S) * _TIE_S
+
+
+class Crowd:
+    """Prompts that are on a worker, on average over the last requests: as many as come to wait for
+    what it is given, by the same token."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def note(self, nums: Sequence[int]) -> None:
+        """Of each worker, as a request finds it."""
+        if nums:
+            self.mean += _WEIGHT * (sum(nums) / len(nums) - self.mean)
 
 
 class Placement(NamedTuple):

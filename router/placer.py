@@ -16,7 +16,7 @@ from math import inf
 from router.affinity import keep_session
 from router.config import RouterConfig
 from router.cost_model import CostModel, Streams
-from router.placement import Demand, Objective, Quote, Quotes, Site, place
+from router.placement import Crowd, Demand, Objective, Quote, Quotes, Site, place
 from router.policy import Pair
 from router.prefix_index import PromptBlocks
 from router.progress import Progress
@@ -44,8 +44,7 @@ class Placer:
         self.costs = CostModel(kind_of=self._kind_of)
         self.num_outputs = _FIRST_NUM_OUTPUTS
         """Tokens of a sample, on average."""
-        self.crowd = 0.0
-        """Prompts that wait on a worker, on average."""
+        self._crowd = Crowd()
         ttft_s, tpot_s = config.slo_ttft_ms / 1000, config.slo_tpot_ms / 1000
         self._objective = Objective(ttft_s or inf, tpot_s or inf)
         self._affinity = config.session_affinity
@@ -69,7 +68,9 @@ class Placer:
         prefills = [worker for worker in prefills if worker.is_ready]
         for worker in (*decodes, *prefills):
             self._take_in(worker)
-        self._note_crowd(prefills)
+        self._crowd.note(
+            [worker.status.num_waiting + worker.status.num_running for worker in prefills]
+        )
         prompt = progress.prompt
         demand = Demand(
             len(prompt.token_ids),
@@ -86,7 +87,7 @@ class Placer:
             for prefill in prefills
             if prefill.fingerprint == decode.fingerprint and prefill.address != decode.address
         ]
-        quotes = Quotes(self.costs, demand, self.crowd)
+        quotes = Quotes(self.costs, demand, self._crowd.mean)
         alone = [] if is_forced and pairs else [*at_decode.values()]
         found = place(quotes, pairs, alone)
         if found is None:
@@ -130,11 +131,6 @@ class Placer:
             self._seen[worker.address] = worker.num_refreshes
             steps = worker.steps
             self.costs.worker(worker.address).told(steps.weights, steps.work, steps.seconds)
-
-    def _note_crowd(self, prefills: Sequence[PrefillWorker]) -> None:
-        if prefills:
-            waiting = sum(worker.status.num_waiting for worker in prefills) / len(prefills)
-            self.crowd += _WEIGHT * (waiting - self.crowd)
 
     def _begin(self, quote: Quote) -> None:
         address, now_s = quote.prefill or quote.decode, self._clock()
