@@ -74,9 +74,8 @@ class RouterMetrics:
             "Prompts sent to a decode worker alone, by reason.",
             ("reason",),
         )
-        self.prompt_tokens = counter(
-            "baton_request_prompt_tokens_total", "Prompt tokens of requests."
-        )
+        text = "Prompt tokens of requests."
+        self.prompt_tokens = counter("baton_request_prompt_tokens_total", text)
         self.output_tokens = counter(
             "baton_request_output_tokens_total", "Output tokens delivered."
         )

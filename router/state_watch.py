@@ -21,6 +21,7 @@ from router.prefix_index import PrefixIndex
 from router.tasks import cancel_and_wait
 
 PROBE_INTERVAL_S = 5.0
+_LATE_S = 0.1
 NUM_FIRST_PROBES = 3
 """The first one's round trip has the connecting in it."""
 
@@ -81,8 +82,7 @@ async def _read(
     call = worker.stub.Watch(request)
     try:
         while True:
-            async with asyncio.timeout(timeout_s):
-                state = await call.read()
+            state = await _next(call, timeout_s)
             if not isinstance(state, pb.WorkerState):
                 return "its state has ended"
             has_all = worker.take(state, max_idle_s)
@@ -93,3 +93,20 @@ async def _read(
         return f"silent for {timeout_s:g} s"
     finally:
         call.cancel()
+
+
+async def _next(
+    call: "grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.WorkerState]", timeout_s: float
+) -> object:
+    """What it says next. Raises TimeoutError if it is silent; that this loop was busy, and has not
+    read what is there, is not its silence."""
+    reading = asyncio.ensure_future(call.read())
+    try:
+        while True:
+            began_s = time.monotonic()
+            if (await asyncio.wait({reading}, timeout=timeout_s))[0]:
+                return reading.result()
+            if time.monotonic() - began_s < timeout_s + _LATE_S:
+                raise TimeoutError
+    finally:
+        reading.cancel()

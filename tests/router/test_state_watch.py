@@ -1,5 +1,6 @@
 """Following workers: what is pushed, what was missed, and who falls silent."""
 
+import asyncio
 import time
 
 from protos import serving_pb2 as pb
@@ -88,3 +89,16 @@ async def test_a_second_router_started_in_mid_load_agrees(start_bench: StartBenc
             for fake in bench.cluster.workers:
                 fake.status.num_running = 0
             await until(lambda: not any(worker.load for worker in first))
+
+
+async def test_a_busy_router_does_not_take_its_own_lateness_for_silence(
+    start_bench: StartBench,
+) -> None:
+    async with start_bench() as bench:
+        everyone = [*bench.workers.decodes, *bench.workers.prefills]
+        time.sleep(0.8)  # noqa: ASYNC251 - longer than any silence that is allowed
+        for _ in range(20):
+            await asyncio.sleep(0)
+            assert all(worker.is_ready for worker in everyone)
+        await asyncio.sleep(0.1)
+        assert all(worker.is_ready for worker in everyone)
