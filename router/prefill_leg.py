@@ -14,7 +14,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import grpc
 
@@ -73,15 +73,21 @@ async def run_prefill(
 
 
 def pick_with_room(
-    prefills: Sequence[PrefillWorker], progress: Progress, fingerprint: bytes | None = None
+    prefills: Sequence[PrefillWorker],
+    progress: Progress,
+    fingerprint: bytes | None = None,
+    suspects: Container[str] = (),
 ) -> PrefillWorker | None:
     """Where it was placed, else the least loaded; whose queue has not refused the prompt. Raises
-    QueueFull if all have."""
+    QueueFull if all have. One of the suspects' addresses is taken only where no other is left."""
     full = progress.full_queues
     with_room = [worker for worker in prefills if full.has_room(worker)]
+    trusted = [worker for worker in with_room if worker.address not in suspects]
     wanted = progress.placement.taken.prefill if progress.placement is not None else ""
-    placed = [worker for worker in with_room if worker.address == wanted]
-    worker = pick_prefill(placed, fingerprint) or pick_prefill(with_room, fingerprint)
+    placed = [worker for worker in trusted if worker.address == wanted]
+    choices = (placed, trusted, with_room)
+    picks = (pick_prefill(choice, fingerprint) for choice in choices)
+    worker = next(filter(None, picks), None)
     if worker is None:
         refused = pick_prefill(prefills, fingerprint)
         if refused is not None:
@@ -224,7 +230,8 @@ class PrefillLegs:
         failed, fingerprint = self._progress.failed_prefills, self._decode.fingerprint
         excluded = {*failed, self._decode.address}
         left = [worker for worker in self._workers.prefills if worker.address not in excluded]
-        return pick_with_room(left, self._progress, fingerprint)
+        # Who has just lost a transfer may be dead, before its own stream says so.
+        return pick_with_room(left, self._progress, fingerprint, self._num_lost)
 
     async def _compute_on_decode(self, ticket: pb.KVTicket) -> None:
         """What has come stays, and decode computes the rest. Raises Reopen if the client has heard
