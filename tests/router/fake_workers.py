@@ -51,6 +51,8 @@ class FakeWorker(ABC, Generic[Request, CallT]):
     idle_ms: int = 0
     caches: deque[pb.CacheChanges] = field(default_factory=deque)
     """For the next states, one each."""
+    snapshot: pb.CacheChanges | None = None
+    """What a stream that begins with nothing hears first."""
     is_silent: bool = False
     """Of its state."""
     watch_requests: list[pb.WatchRequest] = field(default_factory=list)
@@ -87,12 +89,13 @@ class FakeWorker(ABC, Generic[Request, CallT]):
     async def watch(self, request: pb.WatchRequest, context: WatchContext) -> None:
         """Twenty times a second, whatever the test has made of it."""
         self.watch_requests.append(request)
+        first = self.snapshot if not request.next_change else None
         while True:
             self.status.monotonic_ns = self.now_ns()
             if self.is_silent:
                 await asyncio.sleep(0.05)
                 continue
-            cache = self.caches.popleft() if self.caches else None
+            cache, first = first or (self.caches.popleft() if self.caches else None), None
             await context.write(
                 pb.WorkerState(
                     status=self.status, steps=self.steps, cache=cache, idle_ms=self.idle_ms

@@ -69,7 +69,7 @@ async def test_a_second_router_started_in_mid_load_agrees(start_bench: StartBenc
         await until(lambda: all(len(worker.index) == 2 for worker in first))
         for index, fake in enumerate(bench.cluster.workers):
             stored = [index, index + 4]
-            fake.caches.append(pb.CacheChanges(is_snapshot=True, next_change=2, stored=stored))
+            fake.snapshot = pb.CacheChanges(is_snapshot=True, next_change=2, stored=stored)
         second = WorkerSet(
             [fake.address for fake in bench.cluster.decodes],
             [fake.address for fake in bench.cluster.prefills],
