@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 FAKES = Path(__file__).parent
 
@@ -71,13 +73,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         if cluster.process.poll() is None:
             cluster.process.kill()
             cluster.process.communicate()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def is_gone(pid: int) -> bool:

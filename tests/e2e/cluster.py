@@ -18,7 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
-from tests.e2e.process import ClusterProcess, free_port
+from tests.e2e.process import ClusterProcess
+from tests.ports import free_port
 
 MODEL_NAME = "tested"
 ALWAYS_REMOTE = {"served_model_name": MODEL_NAME, "prefill_at": "remote"}

@@ -1,7 +1,6 @@
 """One process of a cluster under test: its log, its signals, and its end."""
 
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -9,13 +8,6 @@ from pathlib import Path
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 5.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class ClusterProcess:

@@ -19,7 +19,7 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from tests.e2e.cluster import scrape
-from tests.e2e.process import free_port
+from tests.ports import free_port
 from tests.tls_files import write_tls_files
 
 QUESTION = "What is the capital of France?"

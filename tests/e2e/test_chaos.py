@@ -17,7 +17,7 @@ from deploy.admin import Admin
 from tests.e2e.answers import KINDS
 from tests.e2e.chaos import Chaos, Outcomes, ask_until, undisturbed
 from tests.e2e.cluster import Cluster
-from tests.e2e.process import free_port
+from tests.ports import free_port
 
 CHAOS_S = float(os.environ.get("CHAOS_S", "180"))
 SEED = int(os.environ.get("CHAOS_SEED", "3"))

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,14 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.ports import free_port
 from tests.router.fake_workers import FakeCluster, GenerateCall, fake_cluster
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @asynccontextmanager
