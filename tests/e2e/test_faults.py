@@ -84,7 +84,7 @@ async def test_decode_killed_with_three_samples_under_way(cluster: Cluster) -> N
 async def test_decode_killed_under_requests_of_every_kind(cluster: Cluster) -> None:
     """Each client sees one unbroken answer: the undisturbed one, and its tokens counted once."""
     router = cluster.routers[0]
-    await asyncio.to_thread(router.wait_ready)
+    await asyncio.to_thread(router.wait_knows_all)
     async with httpx.AsyncClient(base_url=router.url, timeout=60) as client:
 
         async def all_kinds(answers: dict[str, Answer], num_tokens: int) -> None:
