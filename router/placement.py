@@ -17,18 +17,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from router.cost_model import NO_STREAMS, CostModel, Streams
+from router.objective import NO_OBJECTIVE, Objective
 
 _TIE_S = 1e-3
 _WEIGHT = 0.02
 """Of the newest, in means over requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """Seconds; infinity: none."""
-
-    ttft_s: float = float("inf")
-    tpot_s: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +55,7 @@ class Demand:
     """Expected."""
     token_nbytes: int = 0
     """Of KV."""
-    objective: Objective = Objective()
+    objective: Objective = NO_OBJECTIVE
 
 
 class Quote(NamedTuple):

@@ -16,7 +16,8 @@ from math import inf
 from router.affinity import keep_session
 from router.config import RouterConfig
 from router.cost_model import CostModel, Streams
-from router.placement import Crowd, Demand, Objective, Quote, Quotes, Site, place
+from router.objective import Objective
+from router.placement import Crowd, Demand, Quote, Quotes, Site, place
 from router.policy import Pair
 from router.prefix_index import PromptBlocks
 from router.progress import Progress

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from router.affinity import home, is_within_bound, keep_session
 from router.cost_model import CostModel
-from router.placement import Demand, Objective, Placement, Quotes, Site, each_pair, place
+from router.objective import Objective
+from router.placement import Demand, Placement, Quotes, Site, each_pair, place
 
 TOKEN_S = 1e-3
 NAMES = [f"p{index}" for index in range(4)]

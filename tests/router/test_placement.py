@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cost_model import CostModel, Streams
-from router.placement import Demand, Objective, Placement, Quotes, Site, each_pair, place
+from router.objective import Objective
+from router.placement import Demand, Placement, Quotes, Site, each_pair, place
 
 FAST = (1e-3, 5e-4, 1e-8, 1e-4, 0.0)
 PREFILL = Site("p", queue_s=0.0, num_cached=0, token_budget=512, name="p")
