@@ -48,7 +48,7 @@ def main() -> None:
         host=config.host,
         port=config.port,
         grace_s=config.shutdown_grace_s,
-        head_timeout_s=config.body_timeout_s,
+        head_timeout_s=config.head_timeout_s,
     )
     server.run()
     if not server.started:

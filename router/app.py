@@ -14,22 +14,23 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from starlette.exceptions import HTTPException
 
 from router.admin_server import admin_server
 from router.answer import answer
 from router.config import RouterConfig
 from router.dispatch import Dispatcher
-from router.errors import ApiError, ModelNotFound
+from router.error_answers import add_error_answers
+from router.errors import ModelNotFound
 from router.exchange import Exchange, Reply
 from router.fleet import Fleet
 from router.generation import generate
 from router.grammar_check import GrammarCheck
 from router.ledger import LedgerWatch
+from router.limits import Limits
 from router.metrics import RouterMetrics
 from router.record import Records, RequestRecord
 from router.request import ValidRequest
-from router.request_id import HEADER, RequestIds, request_id_of
+from router.request_id import RequestIds, request_id_of
 from router.requests_api import add_requests
 from router.responses import ChatFormat, Format, TextFormat
 from router.schemas import ChatBody, CompletionBody
@@ -75,6 +76,14 @@ class Router:
             grace_s=config.ledger_grace_s,
         )
         self.grammars = GrammarCheck(tokenizer.vocabulary)
+        self._limits = Limits(
+            max_prompts=config.max_prompts,
+            max_messages=config.max_messages,
+            max_stops=config.max_stops,
+            max_logprobs=config.max_logprobs,
+            max_schema_nbytes=config.max_schema_nbytes,
+            max_schema_depth=config.max_schema_depth,
+        )
         self._validator = Validator(
             tokenizer,
             config.served_model_name,
@@ -84,12 +93,14 @@ class Router:
         )
 
     async def chat(self, record: RequestRecord, body: JSONObject, reply: Reply) -> None:
+        self._limits.check(body)
         request_id = record.request_id
         request = await self._validator.chat(request_id, ChatBody.parse(body), record.session)
         form = ChatFormat(request_id, self.config.served_model_name, self._tokenizer.token_bytes)
         await self._answer(record, request, form, reply)
 
     async def completion(self, record: RequestRecord, body: JSONObject, reply: Reply) -> None:
+        self._limits.check(body)
         request_id = record.request_id
         request = await self._validator.completion(
             request_id, CompletionBody.parse(body), record.session
@@ -140,11 +151,9 @@ def build_app(
             await router.ledger.close()
             await router.workers.close()
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, title="Baton")
+    app = FastAPI(lifespan=lifespan, openapi_url=None, title="Baton", redirect_slashes=False)
     app.add_middleware(RequestIds)
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(Exception, _on_bug)
+    add_error_answers(app)
     _add_completions(app)
     _add_models(app, config.served_model_name)
     _add_operations(app, registry)
@@ -203,25 +212,3 @@ def _add_operations(app: FastAPI, registry: CollectorRegistry) -> None:
     @app.api_route("/metrics", methods=_READ)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return Response(error.body(), error.status, error.headers, "application/json")
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """No such path, or not with this method."""
-    assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path}: {error.detail}"
-    headers = dict(error.headers or {})
-    return await _on_api_error(request, ApiError(error.status_code, text, headers=headers))
-
-
-async def _on_bug(request: Request, error: Exception) -> Response:
-    """Answered outside of all middleware, so that the id is put there by hand."""
-    headers = {HEADER: request_id_of(request.scope)}
-    text = "Internal error."
-    return await _on_api_error(
-        request, ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, text, headers=headers)
-    )

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.flags import flag, nbytes
+from router.grammar_bounds import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH
+from router.limits import MAX_LOGPROBS, MAX_STOPS
+from runtime.flags import flag, nbytes, up_to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +93,8 @@ class RouterConfig:
         "it that are as silent are given up",
     )
     renew_timeout_s: float = flag(3.0, help="time for asking a decode worker for another ticket")
-    body_timeout_s: float = flag(
-        30.0, help="time for a client to send the head of a request, and again for its body"
-    )
+    head_timeout_s: float = flag(30.0, help="time for a client to send the head of a request")
+    body_timeout_s: float = flag(30.0, help="time for a client to send the body of a request")
     send_timeout_s: float = flag(30.0, help="a client that takes nothing for this long is left")
     shutdown_grace_s: float = flag(
         3.0, help="time open requests have to end after SIGTERM; then they get an error"
@@ -101,6 +102,26 @@ class RouterConfig:
 
     max_body_nbytes: int = flag(4 << 20, help="largest request body", parse=nbytes, metavar="SIZE")
     max_prompts: int = flag(64, help="prompts in one completion request")
+    max_messages: int = flag(2048, help="messages in one chat request")
+    max_stops: int = flag(
+        MAX_STOPS, help=f"stop strings in one request, up to {MAX_STOPS}", parse=up_to(MAX_STOPS)
+    )
+    max_logprobs: int = flag(
+        MAX_LOGPROBS,
+        help=f"logprobs of other tokens at each place, up to {MAX_LOGPROBS}",
+        parse=up_to(MAX_LOGPROBS),
+    )
+    max_schema_nbytes: int = flag(
+        MAX_SCHEMA_CHARS,
+        help=f"JSON schema of a request, up to {MAX_SCHEMA_CHARS >> 10}KiB",
+        parse=up_to(MAX_SCHEMA_CHARS, nbytes),
+        metavar="SIZE",
+    )
+    max_schema_depth: int = flag(
+        MAX_SCHEMA_DEPTH,
+        help=f"how deep a JSON schema may nest, up to {MAX_SCHEMA_DEPTH}",
+        parse=up_to(MAX_SCHEMA_DEPTH),
+    )
 
     explain_requests: int = flag(
         256,

@@ -10,7 +10,8 @@ RouterError
 │   ├── CompilersBusy     503  others' grammars are being compiled
 │   ├── Overloaded        429  every prefill queue was full for too long
 │   ├── ShuttingDown      503
-│   └── RequestTimedOut   504
+│   ├── RequestTimedOut   504
+│   └── InternalError     500  a bug of ours: the log has it, by the request's id
 ├── LegFailed             one call to a worker failed: dispatch tries another
 ├── QueueFull             a prefill worker has too much to do just now: no fault of it
 ├── Reopen                the decode leg is sound, but its stream cannot go on
@@ -25,6 +26,9 @@ from http import HTTPStatus
 import grpc
 
 from runtime.call import DRAINING, RETRY_AFTER_MS
+
+CLIENT_CLOSED_REQUEST = 499
+"""A client that left got no status; nginx's word for it stands in logs and records."""
 
 
 class RouterError(Exception):
@@ -124,6 +128,17 @@ class RequestTimedOut(ApiError):
             HTTPStatus.GATEWAY_TIMEOUT,
             f"The request was not finished within {timeout_s:g} s.",
             code="timeout",
+        )
+
+
+class InternalError(ApiError):
+    """What went wrong is for the log alone; the id finds it there."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            f"Internal error. The server's log has it under request id {request_id}.",
+            code="internal_error",
         )
 
 

@@ -17,7 +17,13 @@ from pydantic_core import from_json
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from router.errors import ApiError, BadRequest, Disconnected
+from router.errors import (
+    CLIENT_CLOSED_REQUEST,
+    ApiError,
+    BadRequest,
+    Disconnected,
+    InternalError,
+)
 from router.metrics import RouterMetrics
 from router.record import RequestRecord
 from router.tasks import cancel_and_wait
@@ -117,14 +123,14 @@ class Exchange(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send, self._send_timeout_s, self._record)
         try:
-            async with _errors_told(reply):
+            async with _errors_told(reply, self._record.request_id):
                 with self._metrics.track_request(self._record):
                     body = await self._read_json(scope, receive)
                     self._record.read()
                     await _while_connected(receive, self._answer(body, reply))
             await reply.end()
         except Disconnected:
-            log.info("client left")
+            log.info("client left", status=CLIENT_CLOSED_REQUEST)
 
     async def _read_json(self, scope: Scope, receive: Receive) -> JSONObject:
         _check_content_type(dict(scope["headers"]).get(b"content-type", b"").decode("latin-1"))
@@ -133,7 +139,7 @@ class Exchange(Response):
                 raw = await self._read_body(receive)
         except TimeoutError as error:
             text = f"The body did not come within {self._body_timeout_s:g} s."
-            # What comes yet is no request: as below, the connection cannot be used again.
+            # What comes yet is no request: the connection cannot be used again.
             headers = {"Connection": "close"}
             raise ApiError(HTTPStatus.REQUEST_TIMEOUT, text, headers=headers) from error
         try:
@@ -153,15 +159,15 @@ class Exchange(Response):
             body += message.get("body", b"")
             if len(body) > self._max_body_nbytes:
                 text = f"The body is larger than {self._max_body_nbytes} bytes."
-                # The rest of it is not read: the connection cannot be used again.
-                headers = {"Connection": "close"}
-                raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, headers=headers)
+                # The server throws the rest away as it comes, for as long as a head may take: who
+                # closes before a client is through with sending takes this answer from it.
+                raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
             if not message.get("more_body", False):
                 return bytes(body)
 
 
 @asynccontextmanager
-async def _errors_told(reply: Reply) -> AsyncIterator[None]:
+async def _errors_told(reply: Reply, request_id: str) -> AsyncIterator[None]:
     """Errors after the first byte become the last event; others are for the app's handlers."""
     try:
         yield
@@ -170,7 +176,7 @@ async def _errors_told(reply: Reply) -> AsyncIterator[None]:
     except Exception as error:
         if not isinstance(error, ApiError):
             log.error("request failed", exc_info=error)
-            error = ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error.")
+            error = InternalError(request_id)
         if not reply.is_streaming:
             raise error from None
         reply.last_event(error.body())

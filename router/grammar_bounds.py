@@ -57,6 +57,16 @@ def check_schema(schema: object) -> None:
         raise GrammarError(f"multipleOf is too large: {MAX_MULTIPLE} is the most, in common too")
 
 
+def depth_of(schema: object) -> int:
+    """How deep it is nested; `MAX_SCHEMA_DEPTH + 1` if more than allowed."""
+    depth = 0
+    for _, _, at in _walk(schema):
+        depth = max(depth, at)
+        if depth > MAX_SCHEMA_DEPTH:
+            break
+    return depth
+
+
 def check_regex(pattern: str) -> None:
     if len(pattern) > MAX_REGEX_CHARS:
         raise GrammarError(f"a pattern is longer than {MAX_REGEX_CHARS} characters")

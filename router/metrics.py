@@ -104,7 +104,8 @@ class RouterMetrics:
             self.request_duration.observe(seconds)
             record.ended(outcome, failure)
             told = self._stages.observe(record)
-            log.info("request ended", outcome=outcome, seconds=round(seconds, 3), **told)
+            status, seconds = int(record.status), round(seconds, 3)
+            log.info("request ended", outcome=outcome, status=status, seconds=seconds, **told)
 
 
 class TokenTimer:

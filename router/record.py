@@ -14,9 +14,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import NamedTuple
 
-from router.errors import ApiError
+from router.errors import CLIENT_CLOSED_REQUEST, ApiError
 from router.leg_record import (
     MAX_CANDIDATES,
     MAX_TEXT,
@@ -177,6 +178,10 @@ class RequestRecord:
         self.end_ns, self.state = time.monotonic_ns(), state
         if isinstance(error, ApiError):
             self.status, self.error_code = error.status, error.code or ""
+        elif state == "cancelled":
+            self.status = CLIENT_CLOSED_REQUEST
+        else:
+            self.status = HTTPStatus.OK if error is None else HTTPStatus.INTERNAL_SERVER_ERROR
         if error is not None:
             self.error = str(error)[:MAX_TEXT]
         self.on_end(self)

@@ -4,6 +4,8 @@ uvicorn bounds how long a connection is idle between requests, and the app how l
 nobody bounds a head that trickles in, or what comes after an answer and belongs to no request. Here
 a connection has a given time from its beginning, or from the first byte after an answer, until a
 request has begun. Then it is told 408, if it has said anything, and closed.
+
+What is no HTTP, or has too long a head, is told so in OpenAI's format, as everything else is.
 """
 
 import asyncio
@@ -16,12 +18,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from router.errors import ApiError
 
+MAX_HEAD_NBYTES = 64 << 10
+
 
 class HeadTimeoutConfig(uvicorn.Config):
     """uvicorn's own, and the time for a head."""
 
     def __init__(self, app: Any, *, head_timeout_s: float, **settings: Any) -> None:
-        super().__init__(app, http=HeadTimeoutProtocol, ws="none", **settings)
+        super().__init__(
+            app,
+            http=HeadTimeoutProtocol,
+            ws="none",
+            h11_max_incomplete_event_size=MAX_HEAD_NBYTES,
+            **settings,
+        )
         self.head_timeout_s = head_timeout_s
 
 
@@ -73,6 +83,16 @@ class HeadTimeoutProtocol(H11Protocol):
             self._answer(ApiError(HTTPStatus.REQUEST_TIMEOUT, text))
         self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's way out for what h11 refuses: no HTTP, or a head that is too long."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else an answer is under way
+            error = ApiError(HTTPStatus.BAD_REQUEST, msg)
+            if len(self.conn.trailing_data[0]) > MAX_HEAD_NBYTES:
+                text = f"The head of the request is longer than {MAX_HEAD_NBYTES} bytes."
+                error = ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+            self._answer(error)
+        self.transport.close()
+
     def _answer(self, error: ApiError) -> None:
         body = error.body().encode()
         headers = [
@@ -80,8 +100,7 @@ class HeadTimeoutProtocol(H11Protocol):
             ("content-length", str(len(body))),
             ("connection", "close"),
         ]
-        response = h11.Response(
-            status_code=error.status, headers=headers, reason=b"Request Timeout"
-        )
+        reason = HTTPStatus(error.status).phrase.encode()
+        response = h11.Response(status_code=error.status, headers=headers, reason=reason)
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")

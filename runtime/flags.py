@@ -48,6 +48,18 @@ def nbytes(text: str) -> int:
     return int(float(match[1]) * _BYTE_UNITS[match[2]])
 
 
+def up_to(most: int, number: Callable[[str], int] = int) -> Callable[[str], int]:
+    """A parser for `flag`: a number from 0 to `most`, the bound that holds whatever is wanted."""
+
+    def parse_number(text: str) -> int:
+        value = number(text)
+        if not 0 <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not within 0 and {most}")
+        return value
+
+    return parse_number
+
+
 def parse(
     config_class: type[Config],
     argv: Sequence[str] | None = None,
@@ -113,10 +125,18 @@ def _add(
 def _help(field: dataclasses.Field[Any], default: object) -> str:
     text = str(field.metadata.get("help", ""))
     if field.metadata.get("parse") is nbytes and isinstance(default, int):
-        default = f"{default / (1 << 30):g}GiB"
+        default = _size(default)
     if default not in (None, "", ()):
         text += f" (default: {default})"
     return text.replace("%", "%%")
+
+
+def _size(number: int) -> str:
+    """As `nbytes` reads it, in the largest unit that it fills."""
+    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if number >= 1 << shift:
+            return f"{number / (1 << shift):g}{unit}"
+    return str(number)
 
 
 def _metavar(hint: object) -> str | None:

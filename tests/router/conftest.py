@@ -73,7 +73,7 @@ def start_router(tokenizer: TextTokenizer) -> StartRouter:
         config = config_for(cluster, **changes)
         app = build_app(config, tokenizer, registry)
         server = RouterServer(
-            app, host="127.0.0.1", port=0, grace_s=0.3, head_timeout_s=config.body_timeout_s
+            app, host="127.0.0.1", port=0, grace_s=0.3, head_timeout_s=config.head_timeout_s
         )
         serving = asyncio.create_task(server.serve())
         await until(lambda: server.started)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import httpx
@@ -56,6 +56,36 @@ async def test_bodies(
         assert router.metric("baton_requests_total", outcome="rejected") == 1
 
 
+async def test_a_streamed_body_is_bounded_too(start_router: StartRouter) -> None:
+    """One that does not say how long it is."""
+    sent = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 10_000
+            yield b"x" * 10_000
+
+    async with fake_cluster(()) as cluster, start_router(cluster, max_body_nbytes=20_000) as router:
+        response = await router.http.post("/v1/completions", content=chunks(), headers=JSON)
+        error = error_of(response, 413)
+        assert "20000 bytes" in str(error["message"])
+        assert sent == 10_000_000, "the answer reaches a client that sends first"
+        assert (await router.http.get("/healthz")).status_code == 200
+        assert len(router.server.server_state.connections) == 1
+
+
+async def test_a_body_without_end_ends(start_router: StartRouter) -> None:
+    async with fake_cluster(()) as cluster:
+        limits = {"max_body_nbytes": 1000, "head_timeout_s": 0.2}
+        async with start_router(cluster, **limits) as router:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            heard, seconds = await talk(router, head, *[b"400\r\n" + b"x" * 1024 + b"\r\n"] * 30)
+            assert heard.startswith(b"HTTP/1.1 413 ")
+            assert heard.count(b"HTTP/1.1") == 1
+            assert seconds < 2
+
+
 async def test_a_body_that_never_ends(start_router: StartRouter) -> None:
     async def chunks() -> object:
         yield b"{"
@@ -88,7 +118,8 @@ HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 
 async def test_a_head_that_trickles_in_meets_a_deadline(start_router: StartRouter) -> None:
     """However often a byte of it comes; behind an answer too."""
-    async with fake_cluster(()) as cluster, start_router(cluster, body_timeout_s=0.15) as router:
+    times = {"head_timeout_s": 0.15, "body_timeout_s": 0.15}
+    async with fake_cluster(()) as cluster, start_router(cluster, **times) as router:
         heard, seconds = await talk(router, HEAD, *[b"X-A: b\r\n"] * 8)
         assert heard.startswith(b"HTTP/1.1 408 ")
         assert b"connection: close" in heard
@@ -108,7 +139,7 @@ async def test_an_idle_connection_and_a_slow_answer_have_their_time(
 ) -> None:
     async with (
         fake_cluster(answer) as cluster,
-        start_router(cluster, body_timeout_s=0.1, request_timeout_s=0.3) as router,
+        start_router(cluster, head_timeout_s=0.1, request_timeout_s=0.3) as router,
     ):
         assert (await router.http.get("/healthz")).status_code == 200
         (connection,) = router.server.server_state.connections
@@ -131,16 +162,22 @@ async def test_who_asks_for_the_head_alone_gets_it(start_router: StartRouter) ->
 
 async def test_paths_and_methods(start_router: StartRouter) -> None:
     async with fake_cluster(()) as cluster, start_router(cluster) as router:
-        error_of(await router.http.get("/v1/nowhere"), 404)
-        refused = await router.http.get("/v1/completions")
-        error_of(refused, 405)
-        assert refused.headers["allow"] == "POST"
+        for path in ("/v1/nowhere", "/", "/v1/completions/", "/healthz/", "/v1/models/"):
+            error_of(await router.http.get(path), 404)
+        long = error_of(await router.http.get("/" + "x" * 9000), 404)
+        assert len(str(long["message"])) < 300
+        for path, method in (("/v1/completions", "GET"), ("/v1/models/tiny", "DELETE")):
+            refused = await router.http.request(method, path)
+            error_of(refused, 405)
+            assert refused.headers["allow"] == {"GET": "POST", "DELETE": "GET"}[method]
 
 
 async def test_a_prompt_that_cannot_fit(start_router: StartRouter) -> None:
     async with fake_cluster(()) as cluster, start_router(cluster) as router:
         error = error_of(await router.complete(prompt=[5] * 100), 400)
         assert error["code"] == "context_length_exceeded"
+        for number in ("100 tokens", "150: 100", "at least 50"):
+            assert number in str(error["message"])
 
 
 async def test_no_worker_at_all(start_router: StartRouter) -> None:
@@ -218,7 +255,11 @@ async def test_a_bug_of_ours_is_a_500(
         with monkeypatch.context() as patch:
             patch.setattr(tokenizer, "encode", broken)
             error = error_of(await router.complete(), 500)
-        assert error["message"] == "Internal error."
+        assert error["code"] == "internal_error"
+        (record,) = router.router.records.newest_first()
+        assert record.request_id in str(error["message"])
+        assert "ZeroDivision" not in str(error)
+        assert record.status == 500
         assert router.metric("baton_requests_total", outcome="failed") == 1
         assert (await router.complete()).status_code == 200
 
@@ -227,14 +268,19 @@ async def test_junk_on_the_port_leaves_the_next_request_right(
     start_router: StartRouter, answer: Sequence[int]
 ) -> None:
     async with fake_cluster(answer) as cluster, start_router(cluster) as router:
-        for junk in (b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"POST" * 50_000):
-            await send_raw(router, junk)
+        for junk, status in (
+            (b"\x00" * 100 + b"\r\n\r\n", 400),
+            (b"GET / HTTP/nine\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nNo Name\r\n\r\n", 400),
+            (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 90_000, 431),
+        ):
+            heard, _ = await talk(router, junk)
+            head, _, body = heard.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 %d " % status), head
+            assert b"application/json" in head
+            assert json.loads(body)["error"]["type"] == "invalid_request_error"
+        heard, _ = await talk(
+            router, HEAD + b"Content-Length: 5\r\n\r\nx", b"\x00" * 9 + b"\r\n\r\n"
+        )
+        assert heard.startswith(b"HTTP/1.1 200 ")
         assert (await router.complete()).status_code == 200
-
-
-async def send_raw(router: RunningRouter, data: bytes) -> None:
-    url = httpx.URL(router.url)
-    _, writer = await asyncio.open_connection(url.host, url.port)
-    writer.write(data)
-    writer.close()
-    await asyncio.gather(writer.wait_closed(), return_exceptions=True)
