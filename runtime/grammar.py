@@ -77,11 +77,11 @@ def of_regex(pattern: str) -> str:
 def of_choices(choices: Sequence[str]) -> str:
     """Exactly one of `choices`."""
     # One terminal, not a rule of alternatives: the parser's rows then stay short.
-    texts = " | ".join(_quoted(choice) for choice in choices)
+    texts = " | ".join(quoted(choice) for choice in choices)
     return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """As Lark reads it: like JSON, but DEL must be escaped too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -96,6 +96,16 @@ def of_ebnf(text: str) -> str:
         raise GrammarError("it is nested too deeply") from error
     except Exception as error:  # the converter's own errors have no common type
         raise GrammarError(str(error)) from error
+
+
+def composed(rules: str, parts: Mapping[str, str]) -> str:
+    """`rules` in Lark, in which `@name` stands for the grammar of that name in `parts`."""
+    grammars: list[dict[str, object]] = [{"lark_grammar": rules}]
+    for name, text in parts.items():
+        grammar = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+        assert len(grammar) == 1, "what this module writes has one"
+        grammars.append({**grammar[0], "name": name})
+    return json.dumps({"grammars": grammars})
 
 
 class Vocabulary:
