@@ -96,6 +96,11 @@ class WorkerConfig:
         True, help="on a card, replay decode steps that were captured at start"
     )
     prefix_caching: bool = flag(True, help="reuse the KV of first blocks that prompts share")
+    probe_s: float = flag(
+        1.0,
+        help="longest time to measure steps before the first request, so that predictions begin "
+        "with this machine; 0: requests alone teach",
+    )
     random_weights: int | None = flag(None, help="seed; draw weights instead of reading them")
 
     # The fabric.

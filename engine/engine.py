@@ -27,6 +27,7 @@ from engine.kv_room import open_pool
 from engine.kv_swapper import KVSwapper, Swapper
 from engine.model_runner import ModelRunner
 from engine.prefix_cache import PrefixCache
+from engine.probe import probe
 from engine.request import EngineEvent, FirstToken, RequestId, TokenLogprobs
 from engine.scheduler import Scheduler
 from engine.tp.ranks import ALONE, ConnectedRanks, NoRanks
@@ -89,6 +90,7 @@ class Engine(EngineLoop):
         )
         grammars = Grammars(vocabulary, config.nice)
         runner = ModelRunner(self._decoder, kv_cache, self.copier, grammars, ranks)
+        runner.on_started = self._probe
         super().__init__(
             scheduler,
             runner,
@@ -104,6 +106,17 @@ class Engine(EngineLoop):
     def cache_journal(self) -> CacheJournal:
         """What the prefix cache stores and removes; any thread."""
         return self._scheduler.pool.journal
+
+    def _probe(self) -> None:
+        if self.config.probe_s:
+            probe(
+                self._scheduler.pool,
+                self._runner,
+                self._scheduler.cost,
+                token_budget=self.config.token_budget,
+                max_model_len=self.max_model_len,
+                seconds=self.config.probe_s,
+            )
 
     def _swapper(self) -> Swapper:
         own = self.config.shard.part_of(self.model_config)

@@ -73,6 +73,9 @@ class EngineConfig:
     """Prompts find the KV of their first blocks where another sequence has computed it."""
     nice: int = 10
     """Scheduling priority of the engine thread; its loops must not starve the network's."""
+    probe_s: float = 0.0
+    """The engine measures steps of nobody's for at most so long before the first request; 0: it
+    learns from requests alone."""
     random_weights: int | None = None
     """Seed; draw weights instead of reading them (tests and benchmarks)."""
     shard: Shard = WHOLE

@@ -84,6 +84,8 @@ class ModelRunner:
             if self._device.type == "cpu" and not ranks.are_there
             else None
         )
+        self.on_started: Callable[[], None] = lambda: None
+        """Called at the end of `start`."""
         self.is_async = self._on_cuda and not ranks.are_there
 
     def start(self) -> None:
@@ -91,6 +93,7 @@ class ModelRunner:
             torch.set_num_threads(self._model.num_torch_threads)  # OpenMP keeps it by thread
         if self._on_cuda:
             torch.cuda.set_device(self._device)
+        self.on_started()
 
     def run(
         self, seqs: list[Sequence], on_layers: Callable[[int], None] | None = None
