@@ -31,6 +31,7 @@ class WorkerStatus:
             max_queue_ms=round(engine.config.max_queue_ms or 0),
             token_budget=engine.config.token_budget,
             kv_token_nbytes=engine.kv_token_nbytes,
+            step_slo_ms=round(engine.config.tpot_slo_ms or 0),
         )
 
     @property

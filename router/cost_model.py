@@ -14,11 +14,15 @@ predicted of a whole TTFT by what came of it: calls, reservations and whatever e
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
 
 from router.online_fit import OnlineFit
 
 NUM_FEATURES = 5
 _FIRST_OF_PREFILL = 3
+TILE_TOKENS = 32
+"""Chunks beside streams are so many tokens, or a multiple."""
 
 LINK_PRIOR = (2e-3, 1e-9)
 """Seconds, and seconds a byte: 1 GB/s."""
@@ -38,6 +42,33 @@ class Streams:
 NO_STREAMS = Streams()
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much of a prompt a worker computes in a step."""
+
+    token_budget: int = 1 << 30
+    step_slo_s: float = inf
+    """Steps with streams end by then, as far as it can tell."""
+
+    def chunk(self, step_s: float, token_s: float) -> int:
+        """Tokens beside streams that alone make a step of `step_s`; a tile at least."""
+        left_s = self.step_slo_s - step_s
+        if token_s <= 0 or left_s >= token_s * self.token_budget:
+            return self.token_budget
+        return min(self.token_budget, max(1, int(left_s / token_s / TILE_TOKENS)) * TILE_TOKENS)
+
+
+AS_IT_LIKES = Pace()
+
+
+class PrefillTime(NamedTuple):
+    """Seconds."""
+
+    total: float
+    felt: float
+    """By each stream beside it: what its steps took longer than without the prompt."""
+
+
 class WorkerCost:
     """Of one worker process."""
 
@@ -47,10 +78,19 @@ class WorkerCost:
         """By its own word, or by what it was seen to compute."""
         self._told: tuple[Sequence[int], float] | None = None
 
-    def told(self, weights: Sequence[float], work: Sequence[int], seconds: float) -> None:
-        """A state of the worker: its own fit, and sums over all steps so far."""
+    def told(
+        self,
+        weights: Sequence[float],
+        work: Sequence[int],
+        seconds: float,
+        *,
+        knows_prefill: bool = False,
+    ) -> None:
+        """A state of the worker: its own fit, and sums over all steps so far. `knows_prefill`: its
+        fit has seen prompts, which may be those of the probe at its start."""
         if len(weights) == NUM_FEATURES and any(weights):
             self.fit.set_prior(weights)
+            self.knows_prefill |= knows_prefill
         if len(work) != NUM_FEATURES:
             return
         if self._told is not None and seconds > self._told[1]:
@@ -91,19 +131,21 @@ class CostModel:
         address: str,
         num_tokens: int,
         num_cached: int,
-        token_budget: int,
+        pace: Pace,
         beside: Streams = NO_STREAMS,
-    ) -> float | None:
-        """Of [num_cached, num_tokens) of a prompt, in steps of the budget, with the streams beside
-        it in each; None while nobody of its kind has computed any."""
+    ) -> PrefillTime | None:
+        """Of [num_cached, num_tokens) of a prompt, chunk by chunk, with the streams beside it in
+        each step; None while nobody of its kind has computed any."""
         weights = self._prefill_weights(address)
         if weights is None:
             return None
         num = max(1, num_tokens - num_cached)
-        steps = -(-num // max(1, token_budget))
         attention = num * num_cached + num * (num + 1) / 2
-        work = (steps, steps * beside.num, steps * beside.context, num, attention)
-        return sum(w * x for w, x in zip(weights, work, strict=True))
+        own_s = weights[3] * num + weights[4] * attention
+        step_s = weights[0] + weights[1] * beside.num + weights[2] * beside.context
+        chunk = pace.chunk(step_s, own_s / num) if beside.num else pace.token_budget
+        steps = -(-num // max(1, chunk))
+        return PrefillTime(own_s + steps * step_s, own_s)
 
     def _prefill_weights(self, address: str) -> Sequence[float] | None:
         own = self.worker(address)

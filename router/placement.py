@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from router.cost_model import NO_STREAMS, CostModel, Streams
+from router.cost_model import AS_IT_LIKES, NO_STREAMS, CostModel, Pace, Streams
 from router.objective import NO_OBJECTIVE, Objective
 
 _TIE_S = 1e-3
@@ -33,7 +33,7 @@ class Site:
     """Prompts that are to be computed before it."""
     num_cached: int
     """Tokens of the prompt that it has."""
-    token_budget: int = 1 << 30
+    pace: Pace = AS_IT_LIKES
     streams: Streams = NO_STREAMS
     room_s: float = 0.0
     """Until there are blocks for it."""
@@ -93,18 +93,15 @@ class Quotes:
     def remote(self, prefill: Site, decode: Site) -> Quote | None:
         """None: nothing is known yet."""
         demand, costs = self._demand, self._costs
-        alone = costs.prefill_s(
-            prefill.address, demand.num_tokens, prefill.num_cached, prefill.token_budget
-        )
-        if alone is None:
+        own = prefill.address, demand.num_tokens
+        found = costs.prefill_s(*own, prefill.num_cached, prefill.pace)
+        if found is None:
             return None
-        is_fetched = False
+        alone, is_fetched = found.total, False
         if prefill.num_fetchable > prefill.num_cached:
-            rest = costs.prefill_s(
-                prefill.address, demand.num_tokens, prefill.num_fetchable, prefill.token_budget
-            )
-            if rest is not None and prefill.fetch_s + rest < alone:
-                alone, is_fetched = prefill.fetch_s + rest, True
+            rest = costs.prefill_s(*own, prefill.num_fetchable, prefill.pace)
+            if rest is not None and prefill.fetch_s + rest.total < alone:
+                alone, is_fetched = prefill.fetch_s + rest.total, True
         nbytes = max(0, demand.num_tokens - decode.num_cached) * demand.token_nbytes
         transfer_s = costs.link(prefill.address, decode.address).predict((1, nbytes))
         raw_s = max(prefill.queue_s, decode.room_s) + alone
@@ -114,19 +111,13 @@ class Quotes:
         return quote._replace(is_fetched=is_fetched)
 
     def local(self, decode: Site) -> Quote | None:
-        demand = self._demand
-        alone = self._costs.prefill_s(
-            decode.address,
-            demand.num_tokens,
-            decode.num_cached,
-            decode.token_budget,
-            decode.streams,
-        )
+        own = decode.address, self._demand.num_tokens
+        alone = self._costs.prefill_s(*own, decode.num_cached, decode.pace, decode.streams)
         if alone is None:
             return None
-        raw_s = max(decode.queue_s, decode.room_s) + alone
-        others_s = (self._crowd + decode.streams.num) * alone
-        return self._quote(None, decode, raw_s, alone, 0.0, others_s, decode.load)
+        raw_s = max(decode.queue_s, decode.room_s) + alone.total
+        others_s = self._crowd * alone.total + decode.streams.num * alone.felt
+        return self._quote(None, decode, raw_s, alone.total, 0.0, others_s, decode.load)
 
     def _quote(
         self,

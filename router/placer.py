@@ -15,7 +15,7 @@ from math import inf
 
 from router.affinity import keep_session
 from router.config import RouterConfig
-from router.cost_model import CostModel, Streams
+from router.cost_model import CostModel, Pace, Streams
 from router.objective import Objective
 from router.placement import Crowd, Demand, Quote, Quotes, Site, place
 from router.policy import Pair
@@ -131,7 +131,9 @@ class Placer:
         if self._seen.get(worker.address) != worker.num_refreshes:
             self._seen[worker.address] = worker.num_refreshes
             steps = worker.steps
-            self.costs.worker(worker.address).told(steps.weights, steps.work, steps.seconds)
+            self.costs.worker(worker.address).told(
+                steps.weights, steps.work, steps.seconds, knows_prefill=steps.knows_prefill
+            )
 
     def _begin(self, quote: Quote) -> None:
         address, now_s = quote.prefill or quote.decode, self._clock()
@@ -147,7 +149,7 @@ class Placer:
             worker.address,
             max(0.0, ours_s, status.queue_ms / 1000),
             num_cached,
-            token_budget=status.token_budget or 1 << 30,
+            pace=Pace(status.token_budget or 1 << 30, status.step_slo_ms / 1000 or inf),
             streams=streams,
             room_s=self._room_s(worker, demand.num_tokens - num_cached, streams),
             load=worker.load,

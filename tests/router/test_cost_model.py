@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cost_model import LINK_PRIOR, CostModel, Streams
+from router.cost_model import LINK_PRIOR, CostModel, Pace, Streams
 from router.online_fit import OnlineFit
 
 TRUE = (2e-3, 1e-3, 1e-7, 1e-4, 2e-8)
@@ -59,15 +59,23 @@ def test_no_prediction_is_negative_or_falls_with_more_work(
     assert 0 <= fit.predict(work) <= fit.predict(total) < float("inf")
 
 
+def total_s(
+    costs: CostModel, address: str, num_tokens: int, num_cached: int, token_budget: int = 512
+) -> float:
+    found = costs.prefill_s(address, num_tokens, num_cached, Pace(token_budget))
+    assert found is not None
+    return found.total
+
+
 def test_a_worker_is_what_it_tells_until_its_sums_say_otherwise() -> None:
     costs = CostModel()
     worker = costs.worker("p")
-    assert costs.prefill_s("p", 100, 0, 512) is None
+    assert costs.prefill_s("p", 100, 0, Pace(512)) is None
     worker.told(TRUE, (0, 0, 0, 0, 0), 0.0)
-    assert costs.prefill_s("p", 100, 0, 512) is None  # it has computed no prompt yet
+    assert costs.prefill_s("p", 100, 0, Pace(512)) is None  # it has computed no prompt yet
     worker.told(TRUE, (1, 0, 0, 64, 2080), seconds_of((1, 0, 0, 64, 2080)))
     expected = seconds_of((2, 0, 0, 900, 900 * 100 + 900 * 901 // 2))
-    assert costs.prefill_s("p", 1000, 100, 512) == pytest.approx(expected, rel=0.01)
+    assert total_s(costs, "p", 1000, 100) == pytest.approx(expected, rel=0.01)
     assert worker.step_s(Streams(3, 200)) == pytest.approx(seconds_of((1, 3, 200, 0, 0)), rel=0.01)
     sums, total = [1, 0, 0, 64, 2080], seconds_of((1, 0, 0, 64, 2080))
     for index in range(80):  # what it does takes twice what its own fit says
@@ -75,20 +83,39 @@ def test_a_worker_is_what_it_tells_until_its_sums_say_otherwise() -> None:
         sums = [a + b for a, b in zip(sums, work, strict=True)]
         total += 2 * seconds_of(work)
         worker.told(TRUE, sums, total)
-    assert costs.prefill_s("p", 1000, 100, 512) == pytest.approx(2 * expected, rel=0.2)
+    assert total_s(costs, "p", 1000, 100) == pytest.approx(2 * expected, rel=0.2)
     samples = worker.fit.num_samples
     worker.told(TRUE, (1, 0, 0, 64, 2080), 0.1)  # another process: no work is negative
     assert worker.fit.num_samples == samples
 
 
-def test_streams_beside_a_prompt_make_it_slower() -> None:
+def test_streams_beside_a_prompt_make_it_slower_and_wait_for_its_own_part() -> None:
     costs = CostModel()
     costs.worker("d").told(TRUE, (1, 0, 0, 64, 2080), 0.01)
-    alone = costs.prefill_s("d", 1024, 0, 256)
-    beside = costs.prefill_s("d", 1024, 0, 256, Streams(8, 4000))
+    streams = Streams(8, 4000)
+    own = seconds_of((0, 0, 0, 1024, 1024 * 1025 // 2))
+    step = seconds_of((1, 8, 4000, 0, 0))
+    assert total_s(costs, "d", 1024, 0, 256) == pytest.approx(own + 4 * TRUE[0], rel=0.01)
+    found = costs.prefill_s("d", 1024, 0, Pace(256), streams)
+    assert found == pytest.approx((own + 4 * step, own), rel=0.01)
+    # An objective for the step leaves room for a tile of 32 tokens, or more, or for none.
+    token_s = own / 1024
+    for left, num_steps in ((1.5, 32), (2.5, 16), (-1.0, 32), (99, 4)):
+        pace = Pace(256, step + left * 32 * token_s)
+        found = costs.prefill_s("d", 1024, 0, pace, streams)
+        assert found == pytest.approx((own + num_steps * step, own), rel=0.01)
+    alone = costs.prefill_s("d", 1024, 0, Pace(256, 1e-3))  # nobody waits for the steps
     assert alone is not None
-    assert beside is not None
-    assert beside - alone == pytest.approx(4 * (8 * TRUE[1] + 4000 * TRUE[2]), rel=0.01)
+    assert alone.total == total_s(costs, "d", 1024, 0, 256)
+
+
+def test_a_fit_that_a_probe_has_taught_is_one() -> None:
+    costs = CostModel()
+    costs.worker("p").told(TRUE, (0, 0, 0, 0, 0), 0.0, knows_prefill=True)
+    assert total_s(costs, "p", 100, 0) == pytest.approx(seconds_of((1, 0, 0, 100, 5050)))
+    costs = CostModel()
+    costs.worker("q").told((0.0,) * 5, (0, 0, 0, 0, 0), 0.0, knows_prefill=True)
+    assert costs.prefill_s("q", 100, 0, Pace(512)) is None  # it says so, and tells nothing
 
 
 def test_who_has_computed_no_prompt_is_taken_for_one_of_its_kind() -> None:
@@ -96,9 +123,9 @@ def test_who_has_computed_no_prompt_is_taken_for_one_of_its_kind() -> None:
     costs.worker("a1").told(TRUE, (1, 0, 0, 64, 2080), 0.01)
     costs.worker("a2").told((9e-3, 1e-3, 1e-7, 0, 0), (5, 5, 99, 0, 0), 0.01)
     costs.worker("b1")
-    assert costs.prefill_s("b1", 100, 0, 512) is None
+    assert costs.prefill_s("b1", 100, 0, Pace(512)) is None
     expected = 9e-3 + 100 * TRUE[3] + 5050 * TRUE[4]  # its own steps, the other's prefill
-    assert costs.prefill_s("a2", 100, 0, 512) == pytest.approx(expected)
+    assert total_s(costs, "a2", 100, 0) == pytest.approx(expected)
 
 
 def test_a_link_is_a_line_over_bytes() -> None:

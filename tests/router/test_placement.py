@@ -1,17 +1,18 @@
 """A prompt goes where it is predicted to cost least; when speeds move, so does it."""
 
 from dataclasses import replace
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cost_model import CostModel, Streams
+from router.cost_model import CostModel, Pace, Streams
 from router.objective import Objective
 from router.placement import Demand, Placement, Quotes, Site, each_pair, place
 
 FAST = (1e-3, 5e-4, 1e-8, 1e-4, 0.0)
-PREFILL = Site("p", queue_s=0.0, num_cached=0, token_budget=512, name="p")
-DECODE = Site("d", queue_s=0.0, num_cached=0, token_budget=512, name="d")
+PREFILL = Site("p", queue_s=0.0, num_cached=0, pace=Pace(512), name="p")
+DECODE = Site("d", queue_s=0.0, num_cached=0, pace=Pace(512), name="d")
 
 
 def model(**weights: tuple[float, ...]) -> CostModel:
@@ -103,7 +104,7 @@ sites = st.builds(
     address=st.sampled_from(["p", "q"]),
     queue_s=st.floats(0, 5),
     num_cached=st.integers(0, 900),
-    token_budget=st.sampled_from([64, 512]),
+    pace=st.builds(Pace, st.sampled_from([64, 512]), st.sampled_from([0.02, inf])),
     streams=st.builds(Streams, st.integers(0, 20), st.integers(0, 9000)),
     room_s=st.floats(0, 2),
 )

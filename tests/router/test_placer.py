@@ -157,7 +157,9 @@ async def test_requests_of_a_session_stay_together(
     async with fake_cluster(answer, num_prefills=4) as cluster:
         for fake in cluster.workers:
             tell(fake, FAST)
-        async with start_router(cluster, prefill_at="remote") as running:
+        # Hard: a hiccup of a call here takes longer than computing these prompts would.
+        flags = {"prefill_at": "remote", "session_affinity": "hard"}
+        async with start_router(cluster, **flags) as running:
             for session in ("ann", "ben", "cid"):
                 before = [len(fake.requests) for fake in cluster.prefills]
                 for _ in range(5):
