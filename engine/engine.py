@@ -89,8 +89,7 @@ class Engine(EngineLoop):
             token_nbytes=self.kv_token_nbytes,
         )
         grammars = Grammars(vocabulary, config.nice)
-        runner = ModelRunner(self._decoder, kv_cache, self.copier, grammars, ranks)
-        runner.on_started = self._probe
+        runner = ModelRunner(self._decoder, kv_cache, self.copier, grammars, ranks, self._probe)
         super().__init__(
             scheduler,
             runner,

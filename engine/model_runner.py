@@ -71,7 +71,9 @@ class ModelRunner:
         copier: KVCopier,
         grammars: Grammars,
         ranks: Ranks = ALONE,
+        on_started: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_started` is called at the end of `start`."""
         self._model = model
         self._kv_cache = kv_cache
         self._copier = copier
@@ -84,8 +86,7 @@ class ModelRunner:
             if self._device.type == "cpu" and not ranks.are_there
             else None
         )
-        self.on_started: Callable[[], None] = lambda: None
-        """Called at the end of `start`."""
+        self._on_started = on_started
         self.is_async = self._on_cuda and not ranks.are_there
 
     def start(self) -> None:
@@ -93,7 +94,7 @@ class ModelRunner:
             torch.set_num_threads(self._model.num_torch_threads)  # OpenMP keeps it by thread
         if self._on_cuda:
             torch.cuda.set_device(self._device)
-        self.on_started()
+        self._on_started()
 
     def run(
         self, seqs: list[Sequence], on_layers: Callable[[int], None] | None = None
