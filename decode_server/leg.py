@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 
 from decode_server.commit import read_commit
 from decode_server.handoff import Committed, Handoff, Lost
-from decode_server.messages import prompt_logprobs_event, ticket_message
+from decode_server.messages import note_installed, prompt_logprobs_event, ticket_message
 from decode_server.metrics import DecodeMetrics
 from decode_server.tail import TailPolicy
 from engine.async_engine import AsyncEngine, Mailbox
@@ -210,14 +210,10 @@ class DecodeLeg:
         return []
 
     def _note_installed(self, verdict: Committed) -> None:
-        timings, installs = self._timings, self._handoff.installs
-        timings.install_ns = installs.ns
-        timings.install.begin_ns, timings.install.end_ns = installs.begin_ns, installs.end_ns
-        timings.kv_nbytes += verdict.report.nbytes
-        timings.kv_frames += verdict.report.frames
+        note_installed(self._timings, self._handoff.installs, verdict.report)
         handoff_ns = self._committed_ns - self._ticket_ns
         self._tails.learn(self._num_asked, handoff_ns / 1e9)
-        self._metrics.observe_installed(handoff_ns, installs.ns)
+        self._metrics.observe_installed(handoff_ns, self._timings.install_ns)
 
     def _attach(self, first_tokens: dict[int, FirstToken]) -> None:
         """With the token 0 of each sample; without all of them, this engine samples its own."""

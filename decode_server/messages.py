@@ -1,8 +1,9 @@
 """Between the control plane's messages and what engine and fabric know: what a decode leg says."""
 
+from decode_server.handoff import Installs
 from engine.request import FirstToken, PromptLogprobs
 from engine.request_message import token_logprobs
-from kvfabric.ticket import Ticket
+from kvfabric.ticket import ReceiveReport, Span, Ticket, around
 from protos import serving_pb2 as pb
 
 
@@ -37,3 +38,18 @@ def prompt_logprobs_event(told: PromptLogprobs) -> pb.GenerateEvent:
 def first_token_of(message: pb.FirstToken) -> FirstToken:
     has_logprobs = message.HasField("logprobs")
     return FirstToken(message.token_id, token_logprobs(message.logprobs) if has_logprobs else None)
+
+
+def note_installed(timings: pb.Timings, installs: Installs, report: ReceiveReport) -> None:
+    """A transfer is committed. Ranks install beside each other: the slowest counts. `installs`
+    are this process's, which is rank 0 of them."""
+    own = Span(installs.begin_ns, installs.end_ns)
+    each = [(installs.ns, own), *((its.install_ns, its.install) for its in report.ranks[1:])]
+    timings.install_ns = max(ns for ns, _ in each)
+    timings.install.begin_ns, timings.install.end_ns = around(span for _, span in each)
+    timings.kv_nbytes += report.nbytes
+    timings.kv_frames += report.frames
+    del timings.ranks[:]
+    for rank, (its, (ns, span)) in enumerate(zip(report.ranks, each, strict=False)):
+        told = timings.ranks.add(rank=rank, kv_nbytes=its.nbytes, kv_frames=its.frames)
+        told.install_ns, (told.install.begin_ns, told.install.end_ns) = ns, span

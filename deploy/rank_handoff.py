@@ -160,11 +160,11 @@ class RankHandoff:
                     self._sinks[transfer_id].refuse(reason)
             case Ship():
                 self._ship(message)
-            case Extend(number, num_tokens, block_ids):
+            case Extend(number, num_tokens, num_layers, block_ids):
                 if number in self._shipping:
                     shipment, source = self._shipping[number]
                     source.lease.block_table.extend(map(BlockId, block_ids))
-                    shipment.extend(num_tokens)
+                    shipment.extend(num_tokens, num_layers)
             case Commit(number):
                 if number in self._shipping:
                     self._shipping[number][0].commit(b"")
@@ -231,6 +231,7 @@ class RankSink:
         self._transfer_id = transfer_id
         self._granted: asyncio.Future[KVLease] | None = None
         """Asked for with the first frame."""
+        self._copied_ns = 0
 
     async def install(self, frame: FrameRange, payload: memoryview, codec: int) -> None:
         if self._granted is None:
@@ -238,12 +239,11 @@ class RankSink:
             self._handoff.tell(Claim(self._transfer_id))
         lease = await asyncio.shield(self._granted)
         part = _local(frame, self._handoff.shape)
-        await asyncio.wrap_future(
-            self._handoff.copier.scatter(lease, part, payload, codec=Codec(codec))
-        )
+        scatter = self._handoff.copier.scatter(lease, part, payload, codec=Codec(codec))
+        self._copied_ns += await asyncio.wrap_future(scatter)
 
     def committed(self, commit: bytes, report: ReceiveReport) -> None:
-        self._end(Received(self._transfer_id, report))
+        self._end(Received(self._transfer_id, replace(report, install_ns=self._copied_ns)))
 
     def lost(self, error: FabricError, num_tokens: int) -> None:
         self._end(Lost(self._transfer_id, num_tokens, type(error).__name__, str(error)))

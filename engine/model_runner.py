@@ -150,8 +150,10 @@ class ModelRunner:
     def _groups(
         self, seqs: list[Sequence], on_layers: Callable[[int], None] | None
     ) -> LayerGroups | None:
-        if on_layers is None or self._ranks.are_there:  # theirs would have to be known of too
+        if on_layers is None:
             return None
+        if self._ranks.are_there and self._on_cuda:  # theirs would have to be known of too
+            return None  # on the CPU the sum that ends a layer tells that each has written its KV
 
         def tell(num_layers: int) -> None:
             self._copier.record_compute()  # copies asked for from now on wait for these layers

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from kvfabric.control import AbortReason
 from kvfabric.errors import BadFrame, DeadlineExceeded, FabricError, TransferAborted
 from kvfabric.frame import FrameHeader, TransferId
-from kvfabric.ticket import FrameSink, KVShape, ReceiveReport, Ticket
+from kvfabric.ticket import NOTHING, FrameSink, KVShape, ReceiveReport, Span, Ticket, around
 from kvfabric.transfer import Transfer
 from kvfabric.transfer_part import Part
 
@@ -40,9 +40,15 @@ class Incoming:
     commit: bytes | None = None
     """Payload of the COMMIT for the first of our heads; the others carry none that counts."""
     install_ns: int = 0
+    install: Span = NOTHING
     first_frame_ns: int = 0
     alive: bool = True
     deadline: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+    def installed(self, frame: Span) -> None:
+        """A frame, in that time."""
+        self.install_ns += frame.end_ns - frame.begin_ns
+        self.install = around((self.install, frame))
 
 
 class IncomingTransfers:
@@ -117,6 +123,7 @@ class IncomingTransfers:
             receive_ns=time.monotonic_ns() - incoming.first_frame_ns,
             nbytes=incoming.transfer.nbytes,
             frames=incoming.transfer.num_accepted,
+            install=incoming.install,
         )
         incoming.sink.committed(incoming.commit, report)
 

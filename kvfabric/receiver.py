@@ -45,6 +45,7 @@ from kvfabric.pace import Pace
 from kvfabric.slots import Slot, SlotPool
 from kvfabric.stats import FabricCounters
 from kvfabric.tasks import TaskSet, until_broken
+from kvfabric.ticket import Span
 from kvfabric.transfer_part import Part, Verdict
 from kvfabric.transport import Channel, Endpoint
 
@@ -219,7 +220,7 @@ class Reception:
         except (Exception, asyncio.CancelledError) as error:  # theirs: ours is never cancelled
             raise InstallFailed(f"the sink failed on {header.range}: {error!r}") from error
         if incoming.alive:
-            incoming.install_ns += time.monotonic_ns() - started
+            incoming.installed(Span(started, time.monotonic_ns()))
             part.installed(header.sequence)
             self._counters.received_frames += 1
             self._counters.received_nbytes += header.nbytes

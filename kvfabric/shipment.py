@@ -7,10 +7,11 @@ cancels the rest, for the receiver loses a transfer with any of its parts.
 
 import concurrent.futures
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from kvfabric.errors import FabricError
-from kvfabric.ticket import ShipReport, Span
+from kvfabric.ticket import ShipReport, around
 
 
 class Shipment(ABC):
@@ -72,7 +73,19 @@ class Shipments(Shipment):
         if self._failure is not None:
             self.done.set_exception(self._failure)
         else:
-            self.done.set_result(_added_up([part.done.result() for part in self._parts]))
+            self.done.set_result(self._report([part.done.result() for part in self._parts]))
+
+    def _report(self, reports: Sequence[ShipReport]) -> ShipReport:
+        return _added_up(reports)
+
+
+class RankShipments(Shipments):
+    """Of each rank of a sender, which ship beside each other: what it took is what the slowest
+    took, stage by stage."""
+
+    def _report(self, reports: Sequence[ShipReport]) -> ShipReport:
+        pack_ns = max(report.pack_ns for report in reports)
+        return replace(_added_up(reports), pack_ns=pack_ns, ranks=tuple(reports))
 
 
 def _added_up(reports: Sequence[ShipReport]) -> ShipReport:
@@ -81,16 +94,9 @@ def _added_up(reports: Sequence[ShipReport]) -> ShipReport:
         ship_ns=max(report.ship_ns for report in reports),
         nbytes=sum(report.nbytes for report in reports),
         frames=sum(report.frames for report in reports),
-        pack=_around(report.pack for report in reports),
-        ship=_around(report.ship for report in reports),
+        pack=around(report.pack for report in reports),
+        ship=around(report.ship for report in reports),
         transports=tuple(sorted({name for report in reports for name in report.transports})),
         codec=reports[0].codec,
         offers=sum(report.offers for report in reports),
     )
-
-
-def _around(spans: Iterable[Span]) -> Span:
-    """Of those that are something; a part may have sent COMMIT alone."""
-    there = [span for span in spans if span.begin_ns]
-    first = min((span.begin_ns for span in there), default=0)
-    return Span(first, max((span.end_ns for span in there), default=0))

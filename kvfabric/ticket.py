@@ -5,7 +5,7 @@
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -90,6 +90,16 @@ class Span(NamedTuple):
     end_ns: int
 
 
+NOTHING = Span(0, 0)
+
+
+def around(spans: Iterable[Span]) -> Span:
+    """All of those that are something; zeros: none is."""
+    there = [span for span in spans if span.begin_ns]
+    first = min((span.begin_ns for span in there), default=0)
+    return Span(first, max((span.end_ns for span in there), default=0))
+
+
 @dataclass(frozen=True, slots=True)
 class ShipReport:
     """What sending one transfer took."""
@@ -109,6 +119,8 @@ class ShipReport:
     """Id that most of the frames said."""
     offers: int
     """OFFERs sent for its frames."""
+    ranks: tuple["ShipReport", ...] = ()
+    """Of a sender of several ranks: each one's, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,10 @@ class ReceiveReport:
     nbytes: int
     """Payload bytes of the KV frames."""
     frames: int
+    install: Span = NOTHING
+    """Zeros: there was nothing to install."""
+    ranks: tuple["ReceiveReport", ...] = ()
+    """Of a receiver of several ranks: each one's, in order."""
 
 
 class Packed(NamedTuple):

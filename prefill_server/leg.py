@@ -234,6 +234,11 @@ class PrefillLeg:
         timings.ship.begin_ns, timings.ship.end_ns = outcome.ship
         timings.kv_nbytes, timings.kv_frames = outcome.nbytes, outcome.frames
         timings.transports.extend(outcome.transports)
+        for rank, its in enumerate(outcome.ranks):
+            told = timings.ranks.add(rank=rank, kv_nbytes=its.nbytes, kv_frames=its.frames)
+            told.pack_ns, told.ship_ns = its.pack_ns, its.ship_ns
+            told.pack.begin_ns, told.pack.end_ns = its.pack
+            told.ship.begin_ns, told.ship.end_ns = its.ship
         timings.codec, timings.offers = Codec(outcome.codec).name.lower(), outcome.offers
         self._metrics.observe_shipped(outcome)
         self._is_over = True

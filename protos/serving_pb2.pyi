@@ -939,6 +939,7 @@ class Timings(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     OFFERS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     LOCAL_PREFILL_REASON_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """submitted → first scheduled, or → room reserved"""
@@ -992,6 +993,10 @@ class Timings(_message.Message):
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """that the connection which was shipped over really uses"""
 
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankTimings]:
+        """of a worker of several: each one's; above, the slowest's"""
+
     def __init__(
         self,
         *,
@@ -1015,15 +1020,65 @@ class Timings(_message.Message):
         transports: _abc.Iterable[_builtins.str] | None = ...,
         codec: _builtins.str = ...,
         offers: _builtins.int = ...,
+        ranks: _abc.Iterable[Global___RankTimings] | None = ...,
         local_prefill_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "build", b"build", "decode", b"decode", "install", b"install", "pack", b"pack", "queue", b"queue", "ship", b"ship"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attach_ns", b"attach_ns", "build", b"build", "build_ns", b"build_ns", "chunks", b"chunks", "codec", b"codec", "decode", b"decode", "decode_ns", b"decode_ns", "install", b"install", "install_ns", b"install_ns", "kv_frames", b"kv_frames", "kv_nbytes", b"kv_nbytes", "local_prefill_reason", b"local_prefill_reason", "offers", b"offers", "pack", b"pack", "pack_ns", b"pack_ns", "queue", b"queue", "queue_ns", b"queue_ns", "ship", b"ship", "ship_ns", b"ship_ns", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attach_ns", b"attach_ns", "build", b"build", "build_ns", b"build_ns", "chunks", b"chunks", "codec", b"codec", "decode", b"decode", "decode_ns", b"decode_ns", "install", b"install", "install_ns", b"install_ns", "kv_frames", b"kv_frames", "kv_nbytes", b"kv_nbytes", "local_prefill_reason", b"local_prefill_reason", "offers", b"offers", "pack", b"pack", "pack_ns", b"pack_ns", "queue", b"queue", "queue_ns", b"queue_ns", "ranks", b"ranks", "ship", b"ship", "ship_ns", b"ship_ns", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Timings: _TypeAlias = Timings  # noqa: Y015
+
+@_typing.final
+class RankTimings(_message.Message):
+    """One rank's part of a handoff, by rank 0's clock, which is its own too: they share a host."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    PACK_NS_FIELD_NUMBER: _builtins.int
+    SHIP_NS_FIELD_NUMBER: _builtins.int
+    INSTALL_NS_FIELD_NUMBER: _builtins.int
+    PACK_FIELD_NUMBER: _builtins.int
+    SHIP_FIELD_NUMBER: _builtins.int
+    INSTALL_FIELD_NUMBER: _builtins.int
+    KV_NBYTES_FIELD_NUMBER: _builtins.int
+    KV_FRAMES_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    pack_ns: _builtins.int
+    """as in Timings; a rank has what its leg has: pack and ship, or install"""
+    ship_ns: _builtins.int
+    install_ns: _builtins.int
+    kv_nbytes: _builtins.int
+    kv_frames: _builtins.int
+    @_builtins.property
+    def pack(self) -> Global___Span: ...
+    @_builtins.property
+    def ship(self) -> Global___Span: ...
+    @_builtins.property
+    def install(self) -> Global___Span: ...
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        pack_ns: _builtins.int = ...,
+        ship_ns: _builtins.int = ...,
+        install_ns: _builtins.int = ...,
+        pack: Global___Span | None = ...,
+        ship: Global___Span | None = ...,
+        install: Global___Span | None = ...,
+        kv_nbytes: _builtins.int = ...,
+        kv_frames: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["install", b"install", "pack", b"pack", "ship", b"ship"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["install", b"install", "install_ns", b"install_ns", "kv_frames", b"kv_frames", "kv_nbytes", b"kv_nbytes", "pack", b"pack", "pack_ns", b"pack_ns", "rank", b"rank", "ship", b"ship", "ship_ns", b"ship_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankTimings: _TypeAlias = RankTimings  # noqa: Y015
 
 @_typing.final
 class Span(_message.Message):

@@ -14,6 +14,7 @@ from router.explanation import (
     Moved,
     Pair,
     Prompt,
+    RankTold,
     Sample,
     StageTimes,
     WaitTimes,
@@ -23,7 +24,7 @@ from router.leg_record import AttemptRecord, LegRecord
 from router.placement import Quote
 from router.policy import Verdict
 from router.record import PromptRecord, RequestRecord
-from router.timeline import clock_error_ns, exposed, handoff, parts, stages
+from router.timeline import Stage, clock_error_ns, exposed, handoff, parts, rank_stages, stages
 
 
 def brief(record: RequestRecord) -> Brief:
@@ -180,19 +181,32 @@ def _leg(leg: LegRecord, clock: _Clock) -> Leg:
         replaces_lost=leg.replaces_lost,
         clock_offset_ms=_ms(reading.offset_ns) if reading is not None else None,
         clock_error_ms=_ms(reading.error_ns) if reading is not None else None,
-        stages=[
-            StageTimes(
-                stage=stage.name,
-                begin_ms=clock.at(stage.begin_ns),
-                end_ms=clock.at(stage.end_ns),
-                busy_ms=_ms(stage.busy_ns),
+        stages=_stages(stages(leg), clock),
+        ranks=[
+            RankTold(
+                rank=told.rank,
+                stages=_stages(its, clock),
+                nbytes=told.kv_nbytes,
+                frames=told.kv_frames,
             )
-            for stage in stages(leg)
+            for told, its in rank_stages(leg)
         ],
         chunks=_chunks(leg, clock),
         kv=_moved(leg),
         candidates=_candidates(leg.candidates),
     )
+
+
+def _stages(found: Sequence[Stage], clock: _Clock) -> list[StageTimes]:
+    return [
+        StageTimes(
+            stage=stage.name,
+            begin_ms=clock.at(stage.begin_ns),
+            end_ms=clock.at(stage.end_ns),
+            busy_ms=_ms(stage.busy_ns),
+        )
+        for stage in found
+    ]
 
 
 def _chunks(leg: LegRecord, clock: _Clock) -> list[ChunkTimes]:

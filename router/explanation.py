@@ -46,6 +46,15 @@ class Moved(BaseModel):
     offers: int | None
 
 
+class RankTold(BaseModel):
+    """One rank's part of a handoff."""
+
+    rank: int
+    stages: list[StageTimes]
+    nbytes: int
+    frames: int
+
+
 class Leg(BaseModel):
     """One call to a worker."""
 
@@ -66,6 +75,10 @@ class Leg(BaseModel):
     clock_offset_ms: float | None
     clock_error_ms: float | None
     stages: list[StageTimes]
+    """With several ranks: from the first one's begin to the last one's end, as busy as the
+    busiest."""
+    ranks: list[RankTold]
+    """Empty: the worker has one, or has not told yet."""
     chunks: list[ChunkTimes]
     kv: Moved | None
     candidates: list[Candidate]

@@ -19,6 +19,7 @@ from router.workers import Worker
 
 MAX_CANDIDATES = 8
 MAX_CHUNKS = 128
+MAX_RANKS = 64
 MAX_TEXT = 300
 
 Kind = Literal["prefill", "decode"]
@@ -54,7 +55,7 @@ class LegRecord:
         """The newest timings are the fullest."""
         self.answered()
         self.timings, self.clock = timings, worker.clock.at(time.monotonic_ns())
-        del timings.chunks[MAX_CHUNKS:], timings.transports[8:]
+        del timings.chunks[MAX_CHUNKS:], timings.transports[8:], timings.ranks[MAX_RANKS:]
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -1,14 +1,14 @@
 """A request as a Chrome trace, which Perfetto and chrome://tracing open: `?format=perfetto`.
 
-A process for the router and for each worker, a thread for each stage, a complete event for each
-time a stage ran, and an arrow from shipping to installing. Times are
+A process for the router and for each worker, a thread for each stage and for each rank's part of
+it, a complete event for each time a stage ran, and an arrow from shipping to installing. Times are
 microseconds since the request arrived. Made from the explanation, so both say the same.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from router.explanation import Attempt, Explanation, Leg, Prompt
+from router.explanation import Attempt, Explanation, Leg, Prompt, StageTimes
 
 Event = dict[str, Any]
 ROUTER = "router"
@@ -82,22 +82,22 @@ class _Writer:
         return self._events
 
     def _leg(self, prompt: Prompt, leg: Leg, end_ms: float) -> None:
-        args = leg.model_dump(exclude={"stages", "chunks", "candidates"})
+        args = leg.model_dump(exclude={"stages", "ranks", "chunks", "candidates"})
         args["candidates"] = [one.model_dump() for one in leg.candidates]
         call_end_ms = leg.end_ms if leg.end_ms is not None else end_ms
         self._complete(leg.worker, f"{leg.kind} call", prompt.id, leg.begin_ms, call_end_ms, args)
         for stage in leg.stages:
-            self._complete(
-                leg.worker,
-                stage.stage,
-                stage.stage,
-                stage.begin_ms,
-                stage.end_ms,
-                {"busy_ms": stage.busy_ms, "request": prompt.id},
-            )
+            self._stage(leg.worker, stage.stage, stage, prompt)
+        for rank in leg.ranks:
+            for stage in rank.stages:
+                self._stage(leg.worker, f"{stage.stage} rank {rank.rank}", stage, prompt)
         for chunk in leg.chunks:
             name = f"up to token {chunk.num_computed_tokens}"
             self._complete(leg.worker, "chunks", name, chunk.begin_ms, chunk.end_ms, {})
+
+    def _stage(self, worker: str, thread: str, stage: StageTimes, prompt: Prompt) -> None:
+        args = {"busy_ms": stage.busy_ms, "request": prompt.id}
+        self._complete(worker, thread, stage.stage, stage.begin_ms, stage.end_ms, args)
 
     def _handoff(self, attempt: Attempt) -> None:
         """From the begin of the sender's ship to the middle of the receiver's install."""

@@ -12,10 +12,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from protos import serving_pb2 as pb
+from router.clock import ClockReading
 from router.leg_record import LegRecord
 from router.record import PromptRecord, RequestRecord
 
 PREFILL_STAGES = ("queue", "build", "pack", "ship")
+RANK_STAGES = ("pack", "ship", "install")
 DECODE_STAGES = ("queue", "build", "install", "attach", "decode")
 
 PARTS = (
@@ -65,17 +67,30 @@ def stages(leg: LegRecord) -> list[Stage]:
     if timings is None or clock is None:
         return []
     names = PREFILL_STAGES if leg.kind == "prefill" else DECODE_STAGES
-    found = []
-    for name in names:
-        if timings.HasField(name):  # type: ignore[arg-type]
-            span: pb.Span = getattr(timings, name)
-            begin_ns, end_ns = clock.ours(span.begin_ns), clock.ours(span.end_ns)
-            found.append(Stage(name, begin_ns, end_ns, getattr(timings, f"{name}_ns")))
+    found = list(_told(timings, names, clock))
     if leg.kind == "decode" and timings.HasField("queue") and not timings.HasField("decode"):
         joined_ns = found[-1].end_ns  # a leg that was ended from here does not tell of its end
         if leg.end_ns > joined_ns:
             found.append(Stage("decode", joined_ns, leg.end_ns, leg.end_ns - joined_ns))
     return found
+
+
+def rank_stages(leg: LegRecord) -> list[tuple[pb.RankTimings, list[Stage]]]:
+    """Each rank's part of the handoff, where a worker has several."""
+    timings, clock = leg.timings, leg.clock
+    if timings is None or clock is None:
+        return []
+    return [(rank, list(_told(rank, RANK_STAGES, clock))) for rank in timings.ranks]
+
+
+def _told(
+    timings: pb.Timings | pb.RankTimings, names: Sequence[str], clock: ClockReading
+) -> Iterator[Stage]:
+    for name in names:
+        if timings.HasField(name):  # type: ignore[arg-type]
+            span: pb.Span = getattr(timings, name)
+            begin_ns, end_ns = clock.ours(span.begin_ns), clock.ours(span.end_ns)
+            yield Stage(name, begin_ns, end_ns, getattr(timings, f"{name}_ns"))
 
 
 def parts(record: RequestRecord, now_ns: int) -> Shares | None:

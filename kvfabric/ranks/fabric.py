@@ -34,7 +34,7 @@ from kvfabric.ranks.messages import (
 )
 from kvfabric.ranks.shipments import MemberShipment
 from kvfabric.ranks.transfers import RankedTransfer, RankedTransfers
-from kvfabric.shipment import Shipment, Shipments
+from kvfabric.shipment import RankShipments, Shipment, Shipments
 from kvfabric.stats import FabricStats, LentSlot, added_up
 from kvfabric.tasks import TaskSet
 from kvfabric.ticket import BlockLender, FrameSink, FrameSource, KVShape, KVShard, Ticket
@@ -101,7 +101,7 @@ class RankedFabric(Fabric):
             MemberShipment(self._loop, member, next(self._numbers), ticket, lender)
             for member in self._members
         ]
-        shipment = Shipments([*own, *others])
+        shipment = RankShipments([own[0] if len(own) == 1 else Shipments(own), *others])
         for part in own:
             self._call(self._node.ship, part)
         for other in others:

@@ -112,6 +112,7 @@ class Ship:
 class Extend:
     number: int
     num_tokens: int
+    num_layers: int | None
     block_ids: list[int]
     """Those that were not told yet."""
 
@@ -184,11 +185,15 @@ def _read(kind: type[Message], name: str, value: Any) -> object:
         case "lent":
             return [LentSlot(*slot) for slot in value]
         case "report":
-            return ReceiveReport(**value) if kind is Received else _ship_report(value)
+            return _receive_report(value) if kind is Received else _ship_report(value)
         case "ticket":
             return _ticket(value)
         case _:
             return value
+
+
+def _receive_report(value: dict[str, Any]) -> ReceiveReport:
+    return ReceiveReport(**{**value, "install": Span(*value["install"]), "ranks": ()})
 
 
 def _ship_report(value: dict[str, Any]) -> ShipReport:
@@ -196,6 +201,7 @@ def _ship_report(value: dict[str, Any]) -> ShipReport:
         "pack": Span(*value["pack"]),
         "ship": Span(*value["ship"]),
         "transports": tuple(value["transports"]),
+        "ranks": (),  # a rank has none
     }
     return ShipReport(**{**value, **changes})
 

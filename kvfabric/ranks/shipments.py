@@ -43,7 +43,8 @@ class MemberShipment(Shipment):
         self._block_table: Sequence[int] | None = None
         """As long as the lender is entered; grows as the request does."""
         self._num_blocks_told = 0
-        self._num_tokens = 0
+        self._extents: list[tuple[int, int | None]] = []
+        """That the rank has not been told of."""
         self._is_committed = False
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -53,8 +54,7 @@ class MemberShipment(Shipment):
         return self._block_table is not None
 
     def extend(self, num_tokens: int, num_layers: int | None = None) -> None:
-        assert num_layers is None, "ranks compute whole chunks"
-        self._call(self._extend, num_tokens)
+        self._call(self._extend, num_tokens, num_layers)
 
     def commit(self, payload: bytes) -> None:
         self._call(self._commit)
@@ -74,8 +74,7 @@ class MemberShipment(Shipment):
             return
         self._block_table = block_table
         self.member.tell(Ship(self.number, self._ticket, self._untold_blocks()))
-        if self._num_tokens:
-            self._extend(self._num_tokens)
+        self._tell_extents()
         if self._is_committed:
             self.member.tell(Commit(self.number))
 
@@ -103,10 +102,15 @@ class MemberShipment(Shipment):
         except RuntimeError:
             assert self._loop.is_closed()  # the fabric closed first, and has failed `done`
 
-    def _extend(self, num_tokens: int) -> None:
-        self._num_tokens = num_tokens
+    def _extend(self, num_tokens: int, num_layers: int | None) -> None:
+        self._extents.append((num_tokens, num_layers))
         if self._block_table is not None:
-            self.member.tell(Extend(self.number, num_tokens, self._untold_blocks()))
+            self._tell_extents()
+
+    def _tell_extents(self) -> None:
+        for num_tokens, num_layers in self._extents:
+            self.member.tell(Extend(self.number, num_tokens, num_layers, self._untold_blocks()))
+        self._extents.clear()
 
     def _commit(self) -> None:
         self._is_committed = True

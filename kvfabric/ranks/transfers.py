@@ -32,7 +32,14 @@ from kvfabric.ranks.messages import (
     error_of,
 )
 from kvfabric.tasks import TaskSet
-from kvfabric.ticket import BlockLender, FrameSink, KVShape, ReceiveReport, Ticket
+from kvfabric.ticket import (
+    BlockLender,
+    FrameSink,
+    KVShape,
+    ReceiveReport,
+    Ticket,
+    around,
+)
 
 GONE_SECONDS = 1.0
 """A transfer that is expected when a rank is gone is lost after this long, not at once: the worker
@@ -225,7 +232,8 @@ class RankedTransfers:
             return
         transfer.over()
         if transfer.failure is None:
-            transfer.sink.committed(transfer.commit, _added_up(list(transfer.received.values())))
+            reports = [transfer.received[rank] for rank in ranks]
+            transfer.sink.committed(transfer.commit, _slowest(reports))
         else:
             transfer.sink.lost(transfer.failure, min(transfer.verified.values()))
 
@@ -234,10 +242,13 @@ def _gone(member: Member) -> PeerLost:
     return PeerLost(f"rank {member.rank} of this worker is gone")
 
 
-def _added_up(reports: Sequence[ReceiveReport]) -> ReceiveReport:
+def _slowest(reports: Sequence[ReceiveReport]) -> ReceiveReport:
+    """Ranks install beside each other: it took what the slowest took."""
     return ReceiveReport(
-        install_ns=sum(report.install_ns for report in reports),
+        install_ns=max(report.install_ns for report in reports),
         receive_ns=max(report.receive_ns for report in reports),
         nbytes=sum(report.nbytes for report in reports),
         frames=sum(report.frames for report in reports),
+        install=around(report.install for report in reports),
+        ranks=tuple(reports),
     )

@@ -29,7 +29,7 @@ from engine.tp.shard import Shard
 from kvfabric.fabric import Fabric
 from kvfabric.ranks.fabric import RankedFabric
 from kvfabric.shipment import Shipment
-from kvfabric.ticket import KVShape, ShipReport, Ticket
+from kvfabric.ticket import KVShape, ReceiveReport, ShipReport, Ticket, around
 from prefill_server.leg import LeaseSource
 from tests.kvfabric.rig import FINGERPRINT, SECONDS, make_config
 from tests.relay import eventually
@@ -213,3 +213,20 @@ async def relay(
 
 async def report_of(shipment: Shipment) -> ShipReport:
     return await asyncio.wait_for(asyncio.wrap_future(shipment.done), SECONDS)
+
+
+def assert_ranks_are_told(report: ShipReport | ReceiveReport, num_ranks: int) -> None:
+    """Each one's part; the whole took what the slowest took, of each stage."""
+    if num_ranks == 1:
+        assert not report.ranks
+        return
+    assert len(report.ranks) == num_ranks
+    assert sum(its.nbytes for its in report.ranks) == report.nbytes
+    stages = ("install",) if isinstance(report, ReceiveReport) else ("pack", "ship")
+    for stage in stages:
+        spans = [getattr(its, stage) for its in report.ranks]
+        assert all(0 < begin < end for begin, end in spans)
+        assert getattr(report, stage) == around(spans)
+        busy = [getattr(its, f"{stage}_ns") for its in report.ranks]
+        assert all(busy)
+        assert getattr(report, f"{stage}_ns") == max(busy)

@@ -23,6 +23,7 @@ from tests.deploy.ranks_rig import (
     NUM_TOKENS,
     Relay,
     Worker,
+    assert_ranks_are_told,
     model_of,
     next_of,
     relay,
@@ -59,6 +60,8 @@ async def test_every_byte_in_its_place(
         assert torch.equal(r.decode.kv(r.there.block_table, NUM_TOKENS), sent)
         assert report.nbytes == verdict.report.nbytes == sent.nbytes
         assert report.frames == verdict.report.frames
+        assert_ranks_are_told(report, prefill_ranks)
+        assert_ranks_are_told(verdict.report, decode_ranks)
         for worker, direction in ((r.prefill, "sent"), (r.decode, "received")):
             for stats, heads in zip(worker.fabric.rank_stats(), worker.heads, strict=True):
                 nbytes = sent.nbytes * len(heads) // len(range(5))

@@ -54,6 +54,11 @@ async def test_a_relayed_request(
     (leg,), decode = attempt["prefills"], attempt["decode"]
     assert (attempt["outcome"], leg["outcome"], decode["outcome"]) == ("done", "done", "done")
     assert [stage["stage"] for stage in leg["stages"]] == ["queue", "build", "ship"]
+    ranks = [(one["rank"], one["nbytes"], *one["stages"]) for one in leg["ranks"]]
+    assert [rank[:2] for rank in ranks] == [(0, 2048), (1, 2048)]
+    assert [rank[2]["busy_ms"] for rank in ranks] == [1, 5]
+    assert ranks[1][2] == leg["stages"][2], "the slowest rank's"
+    assert decode["ranks"] == []
     assert leg["kv"] == {
         "nbytes": 4096, "frames": 3, "codec": "raw", "transports": ["posix"], "offers": 1,
     }  # fmt: skip
@@ -95,6 +100,7 @@ async def test_as_a_chrome_trace(start_router: StartRouter, answer: Sequence[int
     assert set(named.values()) == {"router", "prefill-0", "decode-0"}
     stages = {(named[event["pid"]], event["cat"]) for event in slices}
     assert {("prefill-0", "build"), ("prefill-0", "ship"), ("decode-0", "attach")} <= stages
+    assert ("prefill-0", "ship rank 1") in stages
     assert {("router", "request"), ("router", "validate"), ("router", "attempts")} <= stages
     assert [event["ph"] for event in document["traceEvents"] if event["ph"] in "sf"] == ["s", "f"]
 

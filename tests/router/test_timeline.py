@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from protos import serving_pb2 as pb
 from router.clock import ClockReading
 from router.leg_record import LegRecord
-from router.timeline import PARTS, Part, share_out, stages
+from router.timeline import PARTS, Part, Stage, rank_stages, share_out, stages
 
 SPANS = st.lists(
     st.builds(
@@ -50,6 +50,17 @@ def test_stages_are_on_our_clock() -> None:
     assert (queue.name, queue.begin_ns, queue.end_ns) == ("queue", 1050, 1060)
     assert (build.name, build.begin_ns, build.end_ns, build.busy_ns) == ("build", 1060, 1090, 30)
     assert stages(leg("prefill", timings, None)) == []
+
+
+def test_each_rank_has_its_stages_on_our_clock() -> None:
+    timings = pb.Timings(pack=span(50, 90), pack_ns=30)
+    timings.ranks.add(rank=0, pack=span(50, 70), pack_ns=20, kv_frames=3)
+    timings.ranks.add(rank=1, pack=span(55, 90), pack_ns=30, ship=span(60, 95), ship_ns=35)
+    (first, (packed,)), (_, others) = rank_stages(leg("prefill", timings, ClockReading(1000, 5)))
+    assert (first.rank, first.kv_frames) == (0, 3)
+    assert packed == Stage("pack", -950, -930, 20)
+    assert others == [Stage("pack", -945, -910, 30), Stage("ship", -940, -905, 35)]
+    assert rank_stages(leg("prefill", timings, None)) == []
 
 
 def test_a_decode_leg_that_was_ended_from_here_decoded_until_then() -> None:

@@ -68,6 +68,9 @@ async def ship_timed(prefill: FakePrefill, call: PrefillCall, built: asyncio.Fut
     timings.ship.CopyFrom(span(now - 2 * MS, now + 3 * MS))
     timings.codec, timings.offers = "raw", 1
     timings.transports.append("posix")
+    for rank, ms in ((0, 1), (1, 5)):
+        of_rank = span(now - 2 * MS, now + (ms - 2) * MS)
+        timings.ranks.add(rank=rank, ship=of_rank, ship_ns=ms * MS, kv_nbytes=2048, kv_frames=2)
     await call.context.write(pb.PrefillEvent(shipped=pb.Shipped(timings=timings)))
 
 

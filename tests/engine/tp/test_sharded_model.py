@@ -1,15 +1,23 @@
 """Ranks that compute one model together: the logits and tokens of one that is alone."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from engine.batch import BatchRow, PackedBatch
 from engine.config import ModelConfig
 from engine.engine_config import EngineConfig
+from engine.kv_cache import KVCache
+from engine.kv_room import open_pool
+from engine.layer_groups import LayerGroups
 from engine.model import Model
+from engine.tp import rank
 from engine.tp.shard import Shard
 from engine.weights import load_weights
 from tests.engine.conftest import TinyModel
@@ -87,3 +95,44 @@ def test_a_row_does_not_depend_on_those_beside_it(
         (by_itself,) = three.step([(three.add(prompt, 20), 20)])
         beside, _ = three.step([(three.add(prompt, 20), 20), (three.add(other, 31), 31)])
     assert torch.equal(by_itself, beside)
+
+
+def test_layers_that_rank_0_tells_of_are_there_on_all(
+    tiny_models: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far another rank is behind: its copier reads them at once."""
+    others: list[KVCache] = []
+
+    def open_slowly(*args: Any) -> KVCache:
+        kv = open_pool(*args)
+        write = kv.write
+
+        def slow_write(*args: Any) -> None:
+            time.sleep(0.03)
+            write(*args)
+
+        monkeypatch.setattr(kv, "write", slow_write)
+        others.append(kv)
+        return kv
+
+    monkeypatch.setattr(rank, "open_pool", open_slowly)
+    told: dict[int, list[Tensor]] = {}
+    row = BatchRow(np.arange(40), 0, np.arange(40 // BLOCK_SIZE + 1), True)
+    with together(tiny_models("uneven-llama"), 3) as three:
+        assert three.kv.data.shape[0] == 3
+        packed = PackedBatch.of([row], BLOCK_SIZE)
+        for ends in ((1, 2, 3), (2, 3), (3,)):
+            for kv in (three.kv, *others):
+                kv.data.zero_()
+
+            def tell(num_layers: int) -> None:
+                told[num_layers] = [kv.data[:num_layers].clone() for kv in others]
+
+            three._ranks.forward(packed)
+            three.model.forward(packed.to(CPU), three.kv, LayerGroups(ends, tell))
+            assert tuple(told) == ends
+            for num_layers, seen in told.items():
+                for kv, data in zip(others, seen, strict=True):
+                    assert data.any()
+                    assert torch.equal(kv.data[:num_layers], data)
+            told.clear()
