@@ -10,10 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from tests.text_model import write_text_model
 
 _LASTING = ("pytest_timeout", "asyncio_", "_poll_wrapper", "TMonitor")
 """Threads of libraries that live as long as the process: pytest's clock, asyncio's default
@@ -31,6 +27,9 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
     """A Llama of 2 layers, with the real model's tokenizer (and so its vocabulary)."""
+    import torch  # here: most tests need no model, and this takes seconds
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     folder = tmp_path_factory.mktemp("tiny-llama")
     config = LlamaConfig(
         vocab_size=49152,
@@ -57,6 +56,8 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
 @pytest.fixture(scope="session")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny random model with a tokenizer of its own."""
+    from tests.text_model import write_text_model
+
     return write_text_model(tmp_path_factory.mktemp("text-model"))
 
 
