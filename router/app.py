@@ -17,6 +17,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from router.admin_server import admin_server
 from router.answer import answer
+from router.cluster_api import ClusterWatch, add_cluster
+from router.cluster_reader import ClusterReader
 from router.config import RouterConfig
 from router.dispatch import Dispatcher
 from router.error_answers import add_error_answers
@@ -74,6 +76,18 @@ class Router:
             interval_s=config.ledger_interval_s,
             timeout_s=config.status_timeout_s,
             grace_s=config.ledger_grace_s,
+        )
+        self.cluster = ClusterWatch.over(
+            ClusterReader(
+                config.served_model_name,
+                config.mode,
+                self.workers,
+                self.dispatcher,
+                self.records,
+                self._metrics.recent,
+            ),
+            max_viewers=config.max_viewers,
+            send_timeout_s=config.send_timeout_s,
         )
         self.grammars = GrammarCheck(tokenizer.vocabulary)
         self._limits = Limits(
@@ -158,6 +172,7 @@ def build_app(
     _add_models(app, config.served_model_name)
     _add_operations(app, registry)
     add_requests(app, lambda request: _router_of(request).records)
+    add_cluster(app, lambda request: _router_of(request).cluster)
     return app
 
 

@@ -129,6 +129,10 @@ class RouterConfig:
         "no answer is kept",
     )
 
+    max_viewers: int = flag(
+        32, help="connections that may watch the cluster, as the page does; 0: none"
+    )
+
     ledger_interval_s: float = flag(
         15.0, help="pause between two looks at whose the workers' blocks and slots are; 0: none"
     )

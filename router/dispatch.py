@@ -72,6 +72,11 @@ class Dispatcher:
         pair = pick_pair(self._workers.decodes, self._workers.prefills)
         return pair is not None and (self._is_colocated or pair.prefill is not None)
 
+    @property
+    def num_in_line(self) -> int:
+        """Prompts that wait here for a prefill queue with room."""
+        return self._patience.num_in_line
+
     async def max_model_len(self) -> int:
         """Prompt and output tokens that any worker can hold. Raises NoWorkerReady."""
         wait_s = self._config.ready_wait_s

@@ -127,7 +127,7 @@ class Exchange(Response):
                 with self._metrics.track_request(self._record):
                     body = await self._read_json(scope, receive)
                     self._record.read()
-                    await _while_connected(receive, self._answer(body, reply))
+                    await while_connected(receive, self._answer(body, reply))
             await reply.end()
         except Disconnected:
             log.info("client left", status=CLIENT_CLOSED_REQUEST)
@@ -182,7 +182,7 @@ async def _errors_told(reply: Reply, request_id: str) -> AsyncIterator[None]:
         reply.last_event(error.body())
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Runs `work` to its end, or to the client's. Raises what it raises, or Disconnected."""
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnect(receive))

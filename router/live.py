@@ -24,6 +24,10 @@ class LivePrompts:
             self._forget_old()
             self._ended[request_id] = self._clock()
 
+    @property
+    def num_running(self) -> int:
+        return len(self._live)
+
     def may_own(self, request_id: str) -> bool:
         self._forget_old()
         return request_id in self._live or request_id in self._ended

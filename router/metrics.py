@@ -12,6 +12,7 @@ from http import HTTPStatus
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.errors import ApiError, Disconnected
+from router.latency import RecentLatency
 from router.record import RequestRecord
 from router.stage_metrics import DisaggregationMetrics, StageMetrics
 from router.workers import Worker, WorkerSet
@@ -76,11 +77,11 @@ class RouterMetrics:
         )
         text = "Prompt tokens of requests."
         self.prompt_tokens = counter("baton_request_prompt_tokens_total", text)
-        self.output_tokens = counter(
-            "baton_request_output_tokens_total", "Output tokens delivered."
-        )
+        text = "Output tokens delivered."
+        self.output_tokens = counter("baton_request_output_tokens_total", text)
         self.disaggregation = DisaggregationMetrics(registry)
         self._stages = StageMetrics(registry)
+        self.recent = RecentLatency()
         _watch_workers(registry, workers)
 
     def count_retry(self, leg: str, reason: str) -> None:
@@ -130,6 +131,7 @@ class TokenTimer:
             self._first = now
             self._on_first(round(now * 1e9))
             self._metrics.time_to_first_token.observe(now - self._arrived)
+            self._metrics.recent.ttft.note(now, now - self._arrived)
         else:
             self._metrics.inter_token_latency.observe(now - self._last)
         self._last = now
@@ -140,6 +142,7 @@ class TokenTimer:
         if self._num_tokens > 1:
             per_token = (self._last - self._first) / (self._num_tokens - 1)
             self._metrics.time_per_output_token.observe(per_token)
+            self._metrics.recent.tpot.note(self._last, per_token)
 
 
 def _watch_workers(registry: CollectorRegistry, workers: WorkerSet) -> None:

@@ -29,6 +29,10 @@ class Patience:
             capacity=10 * config.retry_reserve_per_s,
         )
 
+    @property
+    def num_in_line(self) -> int:
+        return len(self._line)
+
     def note_prompt(self) -> None:
         """One has come."""
         self._budget.note_prompt(time.monotonic())

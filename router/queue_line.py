@@ -46,6 +46,9 @@ class QueueLine:
         self._round = 0
         self._num_tries = 0
 
+    def __len__(self) -> int:
+        return len(self._line)
+
     async def wait(
         self,
         full: FullQueues,

@@ -39,7 +39,9 @@ class RouterServer(uvicorn.Server):
         self._grace_s = grace_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        stop = self._app.state.router.dispatcher.stop
+        router = self._app.state.router
+        router.cluster.feed.close()  # who only watches has no grace
+        stop = router.dispatcher.stop
         timer = asyncio.get_running_loop().call_later(self._grace_s, stop)
         try:
             await super().shutdown(sockets)
