@@ -17,6 +17,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from router.admin_server import admin_server
 from router.answer import answer
+from router.chat_format import ChatFormat
+from router.chat_style import ChatStyle
 from router.cluster_api import ClusterWatch, add_cluster
 from router.cluster_reader import ClusterReader
 from router.config import RouterConfig
@@ -34,7 +36,7 @@ from router.record import Records, RequestRecord
 from router.request import ValidRequest
 from router.request_id import RequestIds, request_id_of
 from router.requests_api import add_requests
-from router.responses import ChatFormat, Format, TextFormat
+from router.responses import Format, TextFormat
 from router.schemas import ChatBody, CompletionBody
 from router.tokenizer import JSONObject, TextTokenizer
 from router.validation import Validator
@@ -100,6 +102,7 @@ class Router:
         )
         self._validator = Validator(
             tokenizer,
+            ChatStyle(tokenizer, config.tool_call_parser, config.reasoning_parser),
             config.served_model_name,
             self.grammars,
             max_prompts=config.max_prompts,
@@ -110,7 +113,8 @@ class Router:
         self._limits.check(body)
         request_id = record.request_id
         request = await self._validator.chat(request_id, ChatBody.parse(body), record.session)
-        form = ChatFormat(request_id, self.config.served_model_name, self._tokenizer.token_bytes)
+        name, bytes_of = self.config.served_model_name, self._tokenizer.token_bytes
+        form = ChatFormat(request_id, name, bytes_of, request.output)
         await self._answer(record, request, form, reply)
 
     async def completion(self, record: RequestRecord, body: JSONObject, reply: Reply) -> None:

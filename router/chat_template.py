@@ -7,19 +7,15 @@ trimming and the same functions are provided here. What a template refuses is th
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NoReturn, TypedDict
+from typing import NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from router.chat_messages import Message
 from router.errors import BadRequest
-
-
-class Message(TypedDict):
-    role: str
-    content: str
 
 
 class GenerationBlock(Extension):
@@ -40,15 +36,31 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        self.source = source
+        self.knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+        """It tells a model of tools, and shows calls and results."""
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt, open for the assistant's answer. Raises BadRequest."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] = {},
+    ) -> str:
+        """The prompt, open for the assistant's answer. `variables` are the template's own. Raises
+        BadRequest."""
+        given = {
+            **self._special_tokens,
+            **variables,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, **self._special_tokens
-            )
+            return self._template.render(given)
         except (TemplateError, TypeError, ValueError, AttributeError, LookupError) as error:
             raise BadRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"

@@ -100,6 +100,18 @@ class RouterConfig:
         3.0, help="time open requests have to end after SIGTERM; then they get an error"
     )
 
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = flag(
+        "auto",
+        help="how the model writes calls of tools; auto is read off its chat template, and hermes "
+        "if that knows no tools; none: tools are refused",
+    )
+    reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1"] = flag(
+        "auto",
+        help="whether the model thinks between <think> and </think> before it answers: qwen3 where "
+        "it or its prompt opens the tag, deepseek_r1 always, auto is qwen3 if its chat template "
+        "knows the tags; none: what it thinks is part of the answer",
+    )
+
     max_body_nbytes: int = flag(4 << 20, help="largest request body", parse=nbytes, metavar="SIZE")
     max_prompts: int = flag(64, help="prompts in one completion request")
     max_messages: int = flag(2048, help="messages in one chat request")

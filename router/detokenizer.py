@@ -8,7 +8,7 @@ window of tokens that gave the last piece, because decoders treat the start of a
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
@@ -17,11 +17,14 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Detokenizer:
-    """One stream of tokens. Special tokens give no text."""
+    """One stream of tokens. Special tokens give no text, but for those that are shown."""
 
-    def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, special_ids: frozenset[int], shown: Collection[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._special_ids = special_ids
+        self._shown = frozenset(shown) & special_ids
         # [ window: text given | held: no text given yet ]
         self._window: list[int] = []
         self._held: list[int] = []
@@ -29,7 +32,7 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that has become certain with this token; often none."""
         if token_id in self._special_ids:
-            return ""
+            return self._show(token_id) if token_id in self._shown else ""
         self._held.append(token_id)
         token = self._tokenizer.id_to_token(token_id)
         if token is None or _BYTE_TOKEN.fullmatch(token):
@@ -45,6 +48,11 @@ class Detokenizer:
         text = self._held_text() if self._held else ""
         self._window, self._held = [], []
         return text
+
+    def _show(self, token_id: int) -> str:
+        """What stands behind it begins like a text."""
+        text = self.flush()
+        return text + (self._tokenizer.id_to_token(token_id) or "")
 
     def _held_text(self) -> str:
         given = self._decode(self._window)

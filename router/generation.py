@@ -38,7 +38,7 @@ async def generate(
         [
             Choice(
                 next(indices),
-                tokenizer.detokenizer(),
+                tokenizer.detokenizer(request.shown_token_ids),
                 request.stop,
                 prompt.sampling.min_tokens,
                 TokenTimer(metrics, record.read_ns / 1e9, told.first_token),

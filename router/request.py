@@ -1,8 +1,11 @@
 """A request once it is checked: the only form in which it reaches dispatch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, NewType
+
+from router.parsers.output import OutputParser
 
 RequestId = NewType("RequestId", str)
 
@@ -76,6 +79,16 @@ class Echo:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputForm:
+    """How an answer is taken apart: reasoning, content, calls of tools."""
+
+    new_parser: Callable[[], OutputParser]
+    """One for each choice."""
+    id_chars: int
+    """Of the ids of calls."""
+
+
+@dataclass(frozen=True, slots=True)
 class ValidPrompt:
     """One prompt, and how many samples are wanted of it."""
 
@@ -110,6 +123,10 @@ class ValidRequest:
     """Choices of each prompt: the best of its samples."""
     has_logprobs: bool = False
     """They are part of the answer."""
+    output: OutputForm | None = None
+    """None: the text is the answer as it stands."""
+    shown_token_ids: frozenset[int] = frozenset()
+    """Special tokens that are part of the text."""
 
     @property
     def wants_prompt_logprobs(self) -> bool:

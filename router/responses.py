@@ -1,6 +1,7 @@
-"""OpenAI's response objects: chat completions and text completions, whole and in chunks.
+"""OpenAI's response objects, whole and in chunks: what all have, and text completions.
 
-The two differ in their shape only, a `Format` each. What is sent when is router/answer.py's.
+Chats (router/chat_format.py) and text completions differ in their shape only, a `Format` each. What
+is sent when is router/answer.py's.
 """
 
 import time
@@ -11,17 +12,12 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from router.chat_objects import ChatChoice, ChatChunkChoice, is_none
 from router.choice import Piece, PieceToken
-from router.logprobs import BytesOf, ChatLogprobs, PromptLogprobs, TextLogprobs, prompt_logprobs
+from router.logprobs import BytesOf, PromptLogprobs, TextLogprobs, prompt_logprobs
 from router.request import FinishReason, RequestId, TokenLogprobs
 
-Reason = Literal["stop", "length"]
-Delta = dict[Literal["role", "content"], str]
 Object = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +31,14 @@ class WholeChoice:
     """(token id, its logprobs) of the prompt, if asked for."""
 
 
-class AssistantMessage(BaseModel):
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(BaseModel):
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Reason
-
-
-class ChatChunkChoice(BaseModel):
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: Reason | None = None
-
-
 class TextChoice(BaseModel):
     """Of a whole completion, and of a chunk."""
 
     index: int
     text: str
     logprobs: TextLogprobs | None
-    finish_reason: Reason | None
-    prompt_logprobs: PromptLogprobs | None = Field(default=None, exclude_if=_is_none)
+    finish_reason: Literal["stop", "length"] | None
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, exclude_if=is_none)
     """Beyond OpenAI's, where vLLM has it."""
 
 
@@ -87,7 +63,7 @@ class Completion(BaseModel):
     model: str
     choices: Sequence[ChatChoice | ChatChunkChoice | TextChoice]
     usage: Usage | None = None
-    prompt_logprobs: PromptLogprobs | None = Field(default=None, exclude_if=_is_none)
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, exclude_if=is_none)
     """Beyond OpenAI's: of a chat, where vLLM has it."""
 
 
@@ -149,45 +125,6 @@ class Format(ABC):
         )
 
 
-class ChatFormat(Format):
-    prefix = "chatcmpl"
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def opening(self, index: int) -> list[ChatChunkChoice]:
-        return [ChatChunkChoice(index=index, delta={"role": "assistant", "content": ""})]
-
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Completion:
-        told = prompt_logprobs(choices[0].prompt_tokens, self._bytes_of)  # one prompt, n choices
-        return super().whole(choices, usage).model_copy(update={"prompt_logprobs": told})
-
-    def delta(self, piece: Piece) -> list[ChatChunkChoice]:
-        index, reason = piece.index, piece.finish_reason
-        logprobs = self._logprobs(piece.tokens or None)
-        choices = []
-        if piece.text:
-            delta: Delta = {"content": piece.text}
-            choices.append(ChatChunkChoice(index=index, delta=delta, logprobs=logprobs))
-            logprobs = None
-        if reason is not None:
-            end = ChatChunkChoice(
-                index=index, delta={}, logprobs=logprobs, finish_reason=reason.value
-            )
-            choices.append(end)
-        return choices
-
-    def _logprobs(self, tokens: Sequence[PieceToken] | None) -> ChatLogprobs | None:
-        return None if tokens is None else ChatLogprobs.of(tokens, self._bytes_of)
-
-    def choice(self, whole: WholeChoice) -> ChatChoice:
-        return ChatChoice(
-            index=whole.index,
-            message=AssistantMessage(content=whole.text),
-            logprobs=self._logprobs(whole.tokens),
-            finish_reason=whole.finish_reason.value,
-        )
-
-
 class TextFormat(Format):
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
@@ -196,7 +133,7 @@ class TextFormat(Format):
         return []
 
     def delta(self, piece: Piece) -> list[TextChoice]:
-        reason: Reason | None = (
+        reason: Literal["stop", "length"] | None = (
             piece.finish_reason.value if piece.finish_reason is not None else None
         )
         logprobs = self._logprobs(piece.tokens or None)
@@ -208,11 +145,10 @@ class TextFormat(Format):
         return None if tokens is None else TextLogprobs.of(tokens, self._bytes_of)
 
     def choice(self, whole: WholeChoice) -> TextChoice:
-        reason: Reason = whole.finish_reason.value
         return TextChoice(
             index=whole.index,
             text=whole.text,
             logprobs=self._logprobs(whole.tokens),
-            finish_reason=reason,
+            finish_reason=whole.finish_reason.value,
             prompt_logprobs=prompt_logprobs(whole.prompt_tokens, self._bytes_of),
         )

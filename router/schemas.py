@@ -12,8 +12,10 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from router.errors import BadRequest
+from router.message_schemas import ChatMessage, check_messages
 from router.structured_output import StructuredOutputFields
 from router.tokenizer import JSONObject
+from router.tool_schemas import ToolFields
 
 # Parameter → values that ask for nothing; null always does.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -53,24 +55,6 @@ class _Strict(BaseModel):
 class StreamOptions(_Strict):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
-
-
-class TextPart(_Strict):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
-    name: str | None = None  # for people; templates have no place for it
-    refusal: None = None  # clients send answers back as they got them
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
 
 
 class RequestBody(StructuredOutputFields, _Strict, ABC):
@@ -147,13 +131,19 @@ class RequestBody(StructuredOutputFields, _Strict, ABC):
         return request
 
 
-class ChatBody(RequestBody):
+class ChatBody(ToolFields, RequestBody):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+
+    @classmethod
+    def parse(cls, body: JSONObject) -> Self:
+        request = super().parse(body)
+        check_messages(request.messages)
+        return request
 
     @property
     def num_logprobs(self) -> int:

@@ -7,13 +7,13 @@ need them; None if the tokenizer is of a kind that they cannot use.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from tokenizers import Tokenizer
 
-from router.chat_template import ChatTemplate, Message
+from router.chat_template import ChatTemplate
 from router.detokenizer import Detokenizer
 from router.errors import BadRequest, RouterError
 from router.request import Echo
@@ -39,7 +39,7 @@ class TextTokenizer:
         vocabulary: Vocabulary | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id for id, token in added.items() if token.special)
         self.vocab_size = vocab_size
@@ -70,15 +70,25 @@ class TextTokenizer:
         """A piece of text, without special tokens around it."""
         return self._encode(text, add_special_tokens=False)
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Raises BadRequest if the model has no chat template, or it refuses the messages."""
-        if self._chat_template is None:
+    @property
+    def template(self) -> ChatTemplate:
+        """Raises BadRequest if the model has none."""
+        if self.chat_template is None:
             raise BadRequest("This model has no chat template; use /v1/completions.")
-        text = self._chat_template.render(messages)
+        return self.chat_template
+
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """A prompt that has its special tokens written out, as a chat template does."""
         return self._encode(text, add_special_tokens=False)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self._tokenizer, self._special_ids)
+    def token_of(self, text: str) -> int | None:
+        """The id of the token of its own that the text has, if it has."""
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id
+
+    def detokenizer(self, shown: Collection[int] = ()) -> Detokenizer:
+        """`shown`: special tokens that are part of the text all the same."""
+        return Detokenizer(self._tokenizer, self._special_ids, shown)
 
     def echo(self, token_ids: Sequence[int]) -> Echo:
         """A prompt as text; special tokens have none."""

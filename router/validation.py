@@ -7,14 +7,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from router.chat_template import Message
+from router.chat_style import ChatStyle
 from router.errors import BadRequest, ModelNotFound
 from router.grammar_check import GrammarCheck
 from router.request import RequestId, ValidPrompt, ValidRequest
 from router.sampling import check_ids, for_prompt, sampling_params
 from router.schemas import ChatBody, CompletionBody, RequestBody
-from router.structured_output import wanted_grammar
+from router.structured_output import Wanted, wanted_grammar
 from router.tokenizer import TextTokenizer
+from router.tool_grammar import chat_grammar
+from router.tool_schemas import tool_use
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 
@@ -25,6 +27,7 @@ class Validator:
     def __init__(
         self,
         tokenizer: TextTokenizer,
+        style: ChatStyle,
         served_model_name: str,
         grammars: GrammarCheck,
         *,
@@ -32,6 +35,7 @@ class Validator:
         max_model_len: Callable[[], Awaitable[int]],
     ) -> None:
         self._tokenizer = tokenizer
+        self._style = style
         self._grammars = grammars
         self._served_model_name = served_model_name
         self._max_prompts = max_prompts
@@ -44,10 +48,24 @@ class Validator:
             raise BadRequest(
                 "Send either 'max_tokens' or 'max_completion_tokens'.", param="max_tokens"
             )
-        messages = [Message(role=_role(m.role), content=m.text) for m in body.messages]
-        prompt = await asyncio.to_thread(self._tokenizer.encode_chat, messages)
+        use = tool_use(body)
+        format = self._style.check(use)
+        prompt = await asyncio.to_thread(self._style.prompt, body, use)
+        asked = chat_grammar(
+            wanted_grammar(body),
+            use,
+            format,
+            self._tokenizer.token_of,
+            thinks=self._style.thinks,
+            is_thinking=prompt.is_thinking,
+        )
         max_tokens = body.max_completion_tokens or body.max_tokens
-        request = await self._request(request_id, body, [prompt], max_tokens, None)
+        request = await self._request(request_id, body, [prompt.token_ids], max_tokens, None, asked)
+        request = replace(
+            request,
+            output=self._style.output(use, is_thinking=prompt.is_thinking),
+            shown_token_ids=self._style.shown_token_ids(use),
+        )
         return _of_session(request, session or body.user or "")
 
     async def completion(
@@ -56,7 +74,8 @@ class Validator:
         self._check_model(body.model)
         prompts = await asyncio.to_thread(self._encode_prompts, body)
         default = _COMPLETION_MAX_TOKENS
-        request = await self._request(request_id, body, prompts, body.max_tokens, default)
+        asked = wanted_grammar(body)
+        request = await self._request(request_id, body, prompts, body.max_tokens, default, asked)
         request = _of_session(request, session or body.user or "")
         return await asyncio.to_thread(self._with_echo, request) if body.echo else request
 
@@ -74,9 +93,10 @@ class Validator:
         prompts: Sequence[TokenIds],
         max_tokens: int | None,
         default_max_tokens: int | None,
+        asked: Wanted | None,
     ) -> ValidRequest:
         shared = await asyncio.to_thread(sampling_params, body, self._tokenizer)
-        if (asked := wanted_grammar(body)) is not None:
+        if asked is not None:
             shared = replace(shared, grammar=await self._grammars.text_of(asked))
         max_model_len = await self._max_model_len()
         valid = []
@@ -118,11 +138,6 @@ class Validator:
     def _check_model(self, name: str) -> None:
         if name != self._served_model_name:
             raise ModelNotFound(name, self._served_model_name)
-
-
-def _role(role: str) -> str:
-    """`developer` is OpenAI's newer word; models were trained on `system`."""
-    return "system" if role == "developer" else role
 
 
 def _split(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from router.chat_template import ChatTemplate, Message
+from router.chat_messages import Message
+from router.chat_template import ChatTemplate
 from router.errors import BadRequest
 from router.tokenizer import TextTokenizer, UnusableModelFolder
 from tests.router.model_folder import byte_level_tokenizer, write_model_folder
@@ -15,15 +16,19 @@ from tests.router.model_folder import byte_level_tokenizer, write_model_folder
 MESSAGES = [Message(role="system", content="Be brief."), Message(role="user", content="Hi <b>!")]
 
 
+def encode_chat(tokenizer: TextTokenizer, messages: list[Message]) -> tuple[int, ...]:
+    return tokenizer.encode_rendered(tokenizer.template.render(messages))
+
+
 def test_a_chat_becomes_the_templates_text(tokenizer: TextTokenizer) -> None:
     text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi <b>!<|im_end|>\n"
     expected = byte_level_tokenizer().encode(text + "<|im_start|>assistant\n").ids
-    assert tokenizer.encode_chat(MESSAGES) == tuple(expected)
+    assert encode_chat(tokenizer, MESSAGES) == tuple(expected)
 
 
 def test_what_a_template_refuses_is_the_users_error(tokenizer: TextTokenizer) -> None:
     with pytest.raises(BadRequest, match="no such role: pirate"):
-        tokenizer.encode_chat([Message(role="pirate", content="Arr")])
+        encode_chat(tokenizer, [Message(role="pirate", content="Arr")])
 
 
 def test_a_long_text_leaves_the_other_threads_running(tokenizer: TextTokenizer) -> None:
@@ -70,7 +75,7 @@ def test_templates_have_what_transformers_gives_them(source: str, expected: str)
 def test_the_template_file_goes_before_the_config(tmp_path: Path) -> None:
     write_model_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}")
-    ids = TextTokenizer.from_folder(tmp_path).encode_chat(MESSAGES)
+    ids = encode_chat(TextTokenizer.from_folder(tmp_path), MESSAGES)
     assert ids == tuple(byte_level_tokenizer().encode("<|im_end|>").ids)
 
 
@@ -78,7 +83,7 @@ def test_of_several_templates_the_default(tmp_path: Path) -> None:
     write_model_folder(tmp_path)
     templates = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    ids = TextTokenizer.from_folder(tmp_path).encode_chat(MESSAGES)
+    ids = encode_chat(TextTokenizer.from_folder(tmp_path), MESSAGES)
     assert ids == tuple(byte_level_tokenizer().encode("d").ids)
 
 
@@ -86,7 +91,7 @@ def test_a_model_without_template_has_no_chat(tmp_path: Path) -> None:
     write_model_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(BadRequest, match="no chat template"):
-        TextTokenizer.from_folder(tmp_path).encode_chat(MESSAGES)
+        encode_chat(TextTokenizer.from_folder(tmp_path), MESSAGES)
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from router.chat_style import ChatStyle
 from router.errors import BadRequest, ModelNotFound
 from router.grammar_check import GrammarCheck
 from router.request import RequestId, ValidRequest
@@ -21,7 +22,8 @@ def validator(tokenizer: TextTokenizer) -> Iterator[Validator]:
         return MAX_MODEL_LEN
 
     check = GrammarCheck(tokenizer.vocabulary)
-    yield Validator(tokenizer, "tiny", check, max_prompts=3, max_model_len=max_model_len)
+    style = ChatStyle(tokenizer)
+    yield Validator(tokenizer, style, "tiny", check, max_prompts=3, max_model_len=max_model_len)
     check.close()
 
 
