@@ -4,6 +4,7 @@ import secrets
 import time
 
 from engine.engine import Engine
+from engine.prefill_order import AGEING
 from kvfabric.fabric import Fabric
 from protos import serving_pb2 as pb
 from runtime.duty import Duty
@@ -31,6 +32,7 @@ class WorkerStatus:
             max_queue_ms=round(engine.config.max_queue_ms or 0),
             token_budget=engine.config.token_budget,
             kv_token_nbytes=engine.kv_token_nbytes,
+            queue_ageing=AGEING if engine.config.prefill_policy == "srf" else 0.0,
             step_slo_ms=round(engine.config.tpot_slo_ms or 0),
         )
 

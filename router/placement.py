@@ -30,9 +30,11 @@ class Site:
 
     address: str
     queue_s: float
-    """Prompts that are to be computed before it."""
+    """Of prompts that are to be computed before it."""
     num_cached: int
     """Tokens of the prompt that it has."""
+    num_behind: int = 0
+    """Prompts there that it would be computed before."""
     pace: Pace = AS_IT_LIKES
     streams: Streams = NO_STREAMS
     room_s: float = 0.0
@@ -67,6 +69,8 @@ class Quote(NamedTuple):
     ttft_s: float
     tpot_s: float
     prefill_s: float
+    num_to_compute: int
+    """Tokens."""
     transfer_s: float
     others_s: float
     """What others would wait, summed."""
@@ -106,7 +110,7 @@ class Quotes:
         transfer_s = costs.link(prefill.address, decode.address).predict((1, nbytes))
         raw_s = max(prefill.queue_s, decode.room_s) + alone
         load = prefill.load + decode.load
-        others_s = self._crowd * alone
+        others_s = (self._crowd + prefill.num_behind) * alone
         quote = self._quote(prefill, decode, raw_s, alone, transfer_s, others_s, load)
         return quote._replace(is_fetched=is_fetched)
 
@@ -116,7 +120,8 @@ class Quotes:
         if alone is None:
             return None
         raw_s = max(decode.queue_s, decode.room_s) + alone.total
-        others_s = self._crowd * alone.total + decode.streams.num * alone.felt
+        waiting = self._crowd + decode.num_behind
+        others_s = waiting * alone.total + decode.streams.num * alone.felt
         return self._quote(None, decode, raw_s, alone.total, 0.0, others_s, decode.load)
 
     def _quote(
@@ -148,6 +153,7 @@ class Quotes:
             ttft_s=ttft_s,
             tpot_s=tpot_s,
             prefill_s=prefill_s,
+            num_to_compute=demand.num_tokens - (prefill or decode).num_cached,
             transfer_s=transfer_s,
             others_s=others_s,
             raw_ttft_s=raw_s,

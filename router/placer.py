@@ -19,6 +19,7 @@ from router.cost_model import CostModel, Pace, Streams
 from router.objective import Objective
 from router.placement import Crowd, Demand, Quote, Quotes, Site, place
 from router.policy import Pair
+from router.prefill_queue import PrefillQueue
 from router.prefix_index import PromptBlocks
 from router.progress import Progress
 from router.timeline import exposed
@@ -50,7 +51,7 @@ class Placer:
         self._objective = Objective(ttft_s or inf, tpot_s or inf)
         self._affinity = config.session_affinity
         self._clock = clock
-        self._busy_until: dict[str, float] = {}
+        self._queues: dict[str, PrefillQueue] = {}
         self._seen: dict[str, int] = {}  # address → states of it that were taken in
         self._kinds: dict[str, bytes] = {}
 
@@ -97,7 +98,7 @@ class Placer:
             sites = [*at_prefill.values()], [*at_decode.values()]
             found = keep_session(found, prompt.session, self._affinity, *sites)
         progress.placement = found
-        self._begin(found.taken)
+        self._begin(progress, found.taken)
         by_address = {worker.address: worker for worker in prefills}
         taken = next(worker for worker in decodes if worker.address == found.taken.decode)
         return Pair(taken, by_address.get(found.taken.prefill))
@@ -135,23 +136,35 @@ class Placer:
                 steps.weights, steps.work, steps.seconds, knows_prefill=steps.knows_prefill
             )
 
-    def _begin(self, quote: Quote) -> None:
-        address, now_s = quote.prefill or quote.decode, self._clock()
-        begins_s = max(now_s, self._busy_until.get(address, 0.0))
-        self._busy_until[address] = begins_s + quote.prefill_s
+    def _begin(self, progress: Progress, quote: Quote) -> None:
+        taken = progress.placement
+
+        def is_over() -> bool:
+            return progress.placement is not taken or any(s.first_s for s in progress.samples)
+
+        queue = self._queue(quote.prefill or quote.decode)
+        queue.add(self._clock(), quote.num_to_compute, quote.prefill_s, is_over)
+
+    def _queue(self, address: str) -> PrefillQueue:
+        return self._queues.setdefault(address, PrefillQueue())
 
     def _site(self, worker: Worker, blocks: PromptBlocks, demand: Demand) -> Site:
         status = worker.status
         num_cached = blocks.num_cached_tokens(worker.index, worker.fingerprint, status.block_size)
-        ours_s = self._busy_until.get(worker.address, 0.0) - self._clock()
-        streams = Streams(worker.load, status.blocks.held * status.block_size)
+        num_left = demand.num_tokens - num_cached
+        queue = self._queue(worker.address)
+        queue.ageing = status.queue_ageing
+        wait = queue.look(self._clock(), num_left, worker.queue_s)
+        num_streams = max(0, worker.load - wait.num_behind)
+        streams = Streams(num_streams, status.blocks.held * status.block_size)
         return Site(
             worker.address,
-            max(0.0, ours_s, status.queue_ms / 1000),
+            wait.ahead_s,
             num_cached,
+            num_behind=wait.num_behind,
             pace=Pace(status.token_budget or 1 << 30, status.step_slo_ms / 1000 or inf),
             streams=streams,
-            room_s=self._room_s(worker, demand.num_tokens - num_cached, streams),
+            room_s=self._room_s(worker, num_left, streams),
             load=worker.load,
             num_picks=worker.num_picks,
             name=worker.name,

@@ -53,6 +53,7 @@ class Worker:
         self._idle = asyncio.Event()
         self._num_in_flight = 0
         self._num_in_flight_at_refresh = 0
+        self._taken_s = 0.0
 
     @property
     def name(self) -> str:
@@ -77,6 +78,11 @@ class Worker:
         return not max_queue_ms or self.status.queue_ms <= max_queue_ms
 
     @property
+    def queue_s(self) -> float:
+        """What is to be computed there, of whomever: what it told, less the time since."""
+        return max(0.0, self.status.queue_ms / 1000 - (time.monotonic() - self._taken_s))
+
+    @property
     def is_on_duty(self) -> bool:
         """As far as is known, it serves the role, if perhaps not just now."""
         serves = self.status.serves
@@ -98,6 +104,7 @@ class Worker:
     def take(self, state: pb.WorkerState, max_idle_s: float) -> bool:
         """It says how it is. False: changes of its cache were missed, and its index is void."""
         self.status, self.steps = state.status, state.steps
+        self._taken_s = time.monotonic()
         self.num_refreshes += 1
         self._num_in_flight_at_refresh = self._num_in_flight
         problem = self.why_not(state.status)

@@ -1,5 +1,6 @@
 """The router sends a prompt the way that is predicted to cost least, says so, and learns."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -104,8 +105,7 @@ async def test_prompts_of_one_moment_are_spread(start_bench: StartBench) -> None
         for fake in bench.cluster.workers:
             tell(fake, (0.0, 0.0, 0.0, 0.1, 0.0))
         await heard(bench)
-        for _ in range(6):
-            await bench.run(long_prompt())
+        await asyncio.gather(*(bench.run(long_prompt()) for _ in range(6)))
         assert [len(fake.requests) for fake in bench.cluster.prefills] == [2, 2, 2]
 
 
