@@ -146,7 +146,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--tokens-per-s", type=float, default=8000.0, help="prefill of a worker")
     parser.add_argument("--blocks", type=int, default=6000, help="512-token blocks it caches")
-    parser.add_argument("--order", choices=("fcfs", "srf"), default="fcfs", help="of its queue")
+    parser.add_argument("--order", choices=("srf", "fcfs"), default="srf", help="of its queue")
     parser.add_argument("--scale", type=float, default=1.0, help="times the trace's rate")
     parser.add_argument(
         "--fetch-tokens-per-s", type=float, default=0.0, help="KV between prefill workers; 0: none"

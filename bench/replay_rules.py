@@ -15,6 +15,7 @@ from bench.replay_workers import SimWorker
 from bench.traces import Arrival
 from router.cost_model import CostModel
 from router.placement import Crowd, Demand, Quotes, Site, each_pair, place
+from router.prefill_queue import PrefillQueue
 
 _BALANCING_THRESHOLD = 1.0
 """Mooncake's kvcache_balancing_threshold."""
@@ -100,19 +101,24 @@ def conductor(hardware: Hardware) -> Rule:
 
 def baton(hardware: Hardware) -> Rule:
     costs, crowd = CostModel(), Crowd()
+    queues: dict[str, PrefillQueue] = {}
     decode = Site("decode", 0.0, 0, name="decode")
     costs.worker("decode").told((0.0,) * 5, (), 0.0)
 
-    def site(view: View, best: int) -> Site:
+    def site(arrival: Arrival, view: View, best: int) -> Site:
         name = view.worker.name
-        if not costs.worker(name).knows_prefill:
+        if name not in queues:
             weights = (0.0, 0.0, 0.0, 1 / hardware.tokens_per_s, 0.0)
             costs.worker(name).told(weights, (1, 0, 0, 1, 1), 0.0)
+            queues[name] = PrefillQueue(view.worker.ageing)
         fetch = hardware.fetch_tokens_per_s
+        num_left = arrival.num_tokens - view.num_cached
+        wait = queues[name].look(arrival.at_s, num_left, view.queue_s)
         return Site(
             name,
-            view.queue_s,
+            wait.ahead_s,
             view.num_cached,
+            num_behind=wait.num_behind,
             load=view.num_requests,
             name=name,
             num_fetchable=best if fetch else 0,
@@ -122,15 +128,19 @@ def baton(hardware: Hardware) -> Rule:
     def rule(arrival: Arrival, views: Sequence[View]) -> Pick:
         crowd.note([view.num_requests for view in views])
         best = max(view.num_cached for view in views)
-        sites = [site(view, best) for view in views]
+        sites = [site(arrival, view, best) for view in views]
         quotes = Quotes(costs, Demand(arrival.num_tokens, arrival.num_outputs), crowd.mean)
         found = place(quotes, each_pair(sites, [decode]), [])
         assert found is not None, "all workers are known"
-        index = next(i for i, one in enumerate(sites) if one.address == found.taken.prefill)
+        taken = found.taken
+        index = next(i for i, one in enumerate(sites) if one.address == taken.prefill)
         chosen = sites[index]
-        if found.taken.is_fetched:
-            return Pick(index, chosen.num_fetchable, chosen.fetch_s)
-        return Pick(index, chosen.num_cached)
+        num_known, fetch_s = chosen.num_cached, 0.0
+        if taken.is_fetched:
+            num_known, fetch_s = chosen.num_fetchable, chosen.fetch_s
+        num_left = arrival.num_tokens - num_known
+        queues[chosen.name].add(arrival.at_s, num_left, taken.prefill_s)
+        return Pick(index, num_known, fetch_s)
 
     return rule
 

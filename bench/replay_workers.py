@@ -40,7 +40,7 @@ class SimWorker:
         """With the TTFT of each."""
         self._speed = tokens_per_s
         self._num_blocks = num_blocks
-        self._is_srf = order == "srf"
+        self.ageing = _AGEING if order == "srf" else 0.0
         self._cache: OrderedDict[int, None] = OrderedDict()
         self._jobs: list[Job] = []
         self._now_s = 0.0
@@ -74,7 +74,7 @@ class SimWorker:
 
     def run_until(self, until_s: float) -> None:
         while self._jobs and self._now_s < until_s:
-            job = min(self._jobs, key=self._key) if self._is_srf else self._jobs[0]
+            job = min(self._jobs, key=self._key) if self.ageing else self._jobs[0]
             num = min(CHUNK, job.num_left)
             self._now_s += job.seconds + num / self._speed
             job.seconds, job.num_left = 0.0, job.num_left - num
