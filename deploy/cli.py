@@ -27,7 +27,7 @@ Serves a language model with prefill and decode on different workers.
   baton prefill     one prefill worker
   baton decode      one decode worker
   baton both        one worker that serves both
-
+  baton keys T      makes an API key for tenant T, and the line for the router's key file
 
   baton workers     the workers of a running cluster, and what they do
   baton drain W     a worker takes nothing new; what it runs goes on, there or elsewhere
@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(up.main(_up_config(rest)))
     if command == "prepare":
         _become(up.PREPARE, *rest)
+    if command == "keys":
+        _become(plan.NEW_KEY, *rest)
     if command in COMMANDS:
         _become(*COMMANDS[command], *_with_model(command, rest))
     if command in admin.COMMANDS:

@@ -22,6 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 WORKER = "deploy.worker"
 ROUTER = "router"
+NEW_KEY = "router.new_key"
 """Modules, started with `python -m`."""
 
 STOP_GRACE_S = 2.0

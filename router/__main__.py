@@ -7,6 +7,8 @@ from pathlib import Path
 from router.admin_server import NoToken, read_token
 from router.app import build_app
 from router.config import RouterConfig
+from router.key_source import KeySource
+from router.keys import BadKeys
 from router.server import RouterServer
 from router.tokenizer import TextTokenizer, UnusableModelFolder
 from runtime import log
@@ -37,12 +39,19 @@ def main() -> None:
         tokenizer = TextTokenizer.from_folder(Path(config.model_path))
         TLS.from_files(config.tls_cert, config.tls_key, config.tls_ca)  # or say now what is wrong
         read_token(config)
-    except (UnusableModelFolder, BadTLS, NoToken) as error:
+        KeySource.from_config(config)
+    except (UnusableModelFolder, BadTLS, NoToken, BadKeys) as error:
         sys.exit(f"python -m router: {error}")
     # uvicorn hands the signal that ended it on to these: an end that was asked for is a good one.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: sys.exit(0))
     app = build_app(config, tokenizer, new_registry())
+
+    def reload_keys(*_: object) -> None:
+        if (router := getattr(app.state, "router", None)) is not None:
+            router.admission.keys.reload_soon()
+
+    signal.signal(signal.SIGHUP, reload_keys)
     server = RouterServer(
         app,
         host=config.host,

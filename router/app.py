@@ -14,8 +14,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.datastructures import Headers
 
 from router.admin_server import admin_server
+from router.admission import Admission
 from router.answer import answer
 from router.chat_format import ChatFormat
 from router.chat_style import ChatStyle
@@ -27,11 +29,13 @@ from router.error_answers import add_error_answers
 from router.errors import ModelNotFound
 from router.exchange import Exchange, Reply
 from router.fleet import Fleet
+from router.gate import Gate, grant_of
 from router.generation import generate
 from router.grammar_check import GrammarCheck
 from router.ledger import LedgerWatch
 from router.limits import Limits
 from router.metrics import RouterMetrics
+from router.objective import TPOT_HEADER, TTFT_HEADER, wish_of
 from router.record import Records, RequestRecord
 from router.request import ValidRequest
 from router.request_id import RequestIds, request_id_of
@@ -70,6 +74,7 @@ class Router:
         self._tokenizer = tokenizer
         self._metrics = RouterMetrics(registry, self.workers)
         self.dispatcher = Dispatcher(self.workers, config, self._metrics)
+        self.admission = Admission(config, self.dispatcher.placer, registry)
         self.records = Records(config.explain_requests)
         self.ledger = LedgerWatch(
             self.workers,
@@ -129,8 +134,9 @@ class Router:
     def exchange(self, work: Work, request: Request) -> Exchange:
         record = self.records.open(request_id_of(request.scope), request.url.path)
         record.session = request.headers.get(SESSION_HEADER, "")[:MAX_SESSION]
+        record.grant = grant_of(request.scope)
         return Exchange(
-            partial(work, record),
+            partial(self._enter, work, record, request.headers),
             self._metrics,
             record,
             max_body_nbytes=self.config.max_body_nbytes,
@@ -138,12 +144,20 @@ class Router:
             send_timeout_s=self.config.send_timeout_s,
         )
 
+    async def _enter(
+        self, work: Work, record: RequestRecord, headers: Headers, body: JSONObject, reply: Reply
+    ) -> None:
+        with self.admission.entering(record.grant):
+            record.wish = wish_of(headers.getlist(TTFT_HEADER), headers.getlist(TPOT_HEADER))
+            await work(record, body, reply)
+
     async def _answer(
         self, record: RequestRecord, request: ValidRequest, form: Format, reply: Reply
     ) -> None:
         record.validated(request, self.config.served_model_name)
-        pieces = generate(request, self.dispatcher, self._tokenizer, self._metrics, record)
-        await answer(request, pieces, form, reply)
+        async with self.admission.admitted(record, request) as let_in:
+            pieces = generate(let_in, self.dispatcher, self._tokenizer, self._metrics, record)
+            await answer(let_in, pieces, form, reply)
 
 
 def build_app(
@@ -157,6 +171,7 @@ def build_app(
         admin = admin_server(config, Fleet(router.workers))
         router.workers.start()
         router.ledger.start()
+        router.admission.start()
         if admin is not None:
             admin.start()
         try:
@@ -166,16 +181,18 @@ def build_app(
                 await admin.close()
             router.dispatcher.stop()
             router.grammars.close()
+            await router.admission.close()
             await router.ledger.close()
             await router.workers.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, title="Baton", redirect_slashes=False)
+    app.add_middleware(Gate)
     app.add_middleware(RequestIds)
     add_error_answers(app)
     _add_completions(app)
     _add_models(app, config.served_model_name)
     _add_operations(app, registry)
-    add_requests(app, lambda request: _router_of(request).records)
+    add_requests(app, lambda request: _router_of(request).records.of(grant_of(request.scope)))
     add_cluster(app, lambda request: _router_of(request).cluster)
     return app
 

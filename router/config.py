@@ -39,11 +39,18 @@ class RouterConfig:
     slo_ttft_ms: float = flag(
         0.0,
         help="workers that are predicted to meet this time to the first token come first; 0: "
-        "no objective",
+        "no objective. The header x-slo-ttft-ms and a key's slo_ttft_ms say so for their requests",
     )
     slo_tpot_ms: float = flag(
         0.0, help="the same for the time per output token after the first; 0: no objective"
     )
+    api_keys_file: str = flag(
+        "",
+        metavar="FILE",
+        help="API keys, a line each as `baton keys` prints it; read again when it changes. Without "
+        "it and the next flag everybody may ask",
+    )
+    api_keys: str = flag("", metavar="LINES", help="the same lines themselves, with ; between")
     host: str = flag("127.0.0.1", help="address to listen on")
     port: int = flag(8000, help="port to listen on")
     tls_cert: str = flag("", metavar="FILE", help="PEM; with the two below: mutual TLS on gRPC")

@@ -60,7 +60,7 @@ class Dispatcher:
         self._workers = workers
         self._config = config
         self._metrics = metrics
-        self._placer = Placer(config)
+        self.placer = Placer(config)
         self._patience = Patience(workers, config)
         self.live = LivePrompts(config.ledger_grace_s, time.monotonic)
         self._deadlines: set[asyncio.Timeout] = set()
@@ -172,7 +172,7 @@ class Dispatcher:
             raise
 
     def _note_outcome(self, progress: Progress, attempt: AttemptRecord, picked_s: float) -> None:
-        outcome = self._placer.ended(progress, picked_s)
+        outcome = self.placer.ended(progress, picked_s)
         if outcome is not None:
             attempt.saved_s = outcome.saved_s
             self._metrics.disaggregation.observe(outcome.way, outcome.saved_s)
@@ -206,7 +206,7 @@ class Dispatcher:
             back = [w for w in decodes if w.num_refreshes > failed.get(w.address, w.num_refreshes)]
             prefills = self._prefills_left(progress)
             is_forced = self._config.prefill_at == "remote"
-            placed = self._placer.place(progress, fresh, prefills, is_forced=is_forced)
+            placed = self.placer.place(progress, fresh, prefills, is_forced=is_forced)
             return placed or pick_pair(fresh, prefills) or pick_pair(back, prefills)
 
         config = self._config

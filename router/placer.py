@@ -16,7 +16,6 @@ from math import inf
 from router.affinity import keep_session
 from router.config import RouterConfig
 from router.cost_model import CostModel, Pace, Streams
-from router.objective import Objective
 from router.placement import Crowd, Demand, Quote, Quotes, Site, place
 from router.policy import Pair
 from router.prefill_queue import PrefillQueue
@@ -47,8 +46,6 @@ class Placer:
         self.num_outputs = _FIRST_NUM_OUTPUTS
         """Tokens of a sample, on average."""
         self._crowd = Crowd()
-        ttft_s, tpot_s = config.slo_ttft_ms / 1000, config.slo_tpot_ms / 1000
-        self._objective = Objective(ttft_s or inf, tpot_s or inf)
         self._affinity = config.session_affinity
         self._clock = clock
         self._queues: dict[str, PrefillQueue] = {}
@@ -78,7 +75,7 @@ class Placer:
             len(prompt.token_ids),
             min(prompt.sampling.max_tokens, self.num_outputs),
             max((worker.status.kv_token_nbytes for worker in decodes), default=0),
-            self._objective,
+            prompt.objective,
         )
         blocks = PromptBlocks(prompt.token_ids, prompt.cache_salt)
         at_decode = {worker.address: self._site(worker, blocks, demand) for worker in decodes}

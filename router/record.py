@@ -26,8 +26,10 @@ from router.leg_record import (
     LegRecord,
     reason_of,
 )
+from router.objective import NO_WISH
 from router.policy import Verdict
 from router.request import FinishReason, RequestId, ValidPrompt, ValidRequest
+from router.tenant import EVERYBODY, Grant
 from router.workers import Worker
 
 MAX_ATTEMPTS = 12
@@ -145,6 +147,9 @@ class RequestRecord:
         self.model = ""
         self.session = ""
         """Of its head; not told."""
+        self.grant = EVERYBODY
+        self.wish = NO_WISH
+        """Of its head."""
         self.is_streaming = False
         self.arrived_at = time.time()
         """For people: seconds since 1970."""
@@ -236,6 +241,9 @@ class Records:
     def get(self, request_id: str) -> RequestRecord | None:
         return self._by_id.get(request_id)
 
+    def of(self, grant: Grant) -> "TenantRecords":
+        return TenantRecords(self, grant.tenant.name)
+
     def newest_first(self) -> Iterator[RequestRecord]:
         return reversed(self._by_id.values())
 
@@ -253,3 +261,21 @@ class Records:
         while len(self._by_id) > self._max_requests or self._nbytes > self._max_nbytes:
             oldest, _ = self._by_id.popitem(last=False)
             self._nbytes -= self._sizes.pop(oldest, 0)
+
+
+class TenantRecords:
+    """Those of one tenant: nobody sees another's."""
+
+    def __init__(self, records: Records, tenant: str) -> None:
+        self._records = records
+        self._tenant = tenant
+
+    def get(self, request_id: str) -> RequestRecord | None:
+        record = self._records.get(request_id)
+        return record if record is not None and self._is_ours(record) else None
+
+    def newest_first(self) -> Iterator[RequestRecord]:
+        return filter(self._is_ours, self._records.newest_first())
+
+    def _is_ours(self, record: RequestRecord) -> bool:
+        return record.grant.tenant.name == self._tenant

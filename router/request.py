@@ -1,10 +1,11 @@
 """A request once it is checked: the only form in which it reaches dispatch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, NewType
 
+from router.objective import NO_OBJECTIVE, Objective
 from router.parsers.output import OutputParser
 
 RequestId = NewType("RequestId", str)
@@ -103,6 +104,7 @@ class ValidPrompt:
     """Prompts with the same one are likely to begin alike; empty: it is of none."""
     num_samples: int = 1
     """`n` of them are choices."""
+    objective: Objective = NO_OBJECTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,12 @@ class ValidRequest:
     """None: the text is the answer as it stands."""
     shown_token_ids: frozenset[int] = frozenset()
     """Special tokens that are part of the text."""
+    priority: int = 0
+    """Among its tenant's; lower goes first."""
+
+    def with_objective(self, objective: Objective) -> "ValidRequest":
+        prompts = tuple(replace(prompt, objective=objective) for prompt in self.prompts)
+        return replace(self, prompts=prompts)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

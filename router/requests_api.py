@@ -11,12 +11,12 @@ from router.errors import ApiError, BadRequest
 from router.explain import brief, explain
 from router.explanation import RequestList
 from router.perfetto import trace
-from router.record import Records
+from router.record import TenantRecords
 
 FORMATS = ("json", "perfetto")
 
 
-def add_requests(app: FastAPI, records_of: Callable[[Request], Records]) -> None:
+def add_requests(app: FastAPI, records_of: Callable[[Request], TenantRecords]) -> None:
     @app.get("/v1/requests")
     async def requests(request: Request) -> Response:
         """The newest first."""

@@ -87,6 +87,7 @@ class RequestBody(StructuredOutputFields, _Strict, ABC):
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property

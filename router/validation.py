@@ -119,6 +119,7 @@ class Validator:
             num_prompt_logprobs=0 if body.prompt_logprobs is None else 1 + body.prompt_logprobs,
             n=body.n,
             has_logprobs=body.num_logprobs > 0,
+            priority=body.priority,
         )
 
     def _encode_prompts(self, body: CompletionBody) -> list[TokenIds]:

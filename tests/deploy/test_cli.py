@@ -14,6 +14,7 @@ from deploy import cli
         (["router", "--port", "1"], ["-m", "router", "--port", "1"]),
         (["prefill", "--help"], ["-m", "deploy.worker", "--role", "prefill", "--help"]),
         (["decode"], ["-m", "deploy.worker", "--role", "decode"]),
+        (["keys", "acme"], ["-m", "router.new_key", "acme"]),
         (["prepare", "--model", "x"], ["-m", "engine.prepare", "--model", "x"]),
         (
             ["decode", "--model=x", "--name", "d"],

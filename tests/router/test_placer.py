@@ -32,7 +32,7 @@ async def heard(bench: Bench) -> None:
 
 
 def costs_of(bench: Bench) -> CostModel:
-    return bench.dispatcher._placer.costs
+    return bench.dispatcher.placer.costs
 
 
 def ways(bench: Bench) -> tuple[int, int]:

@@ -1,0 +1,121 @@
+"""Lets requests in: by key and limits, by objective, in a fair order. docs/admission.md has it all.
+
+1. The gate (router/gate.py) says whose a request is.
+2. `entering` counts it: requests a minute, requests at once.
+3. `admitted`, once its tokens are known: tokens a minute. What it was served is settled when it has
+   ended, however it ended.
+
+Refusals are `Refused`, 429 with Retry-After. Until `admitted` lets a request through, it holds
+nothing on any worker.
+"""
+
+import math
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
+
+from prometheus_client import CollectorRegistry
+
+from router.admission_metrics import AdmissionMetrics
+from router.config import RouterConfig
+from router.errors import ApiError
+from router.key_source import KeySource
+from router.objective import Wish
+from router.placer import Placer
+from router.rate_limit import RateLimits, Refusal
+from router.record import RequestRecord
+from router.request import ValidRequest
+from router.tenant import Grant
+from router.ticket import Ticket
+
+_TEXTS = {
+    "requests_per_min": "This key allows {limit} requests a minute",
+    "tokens_per_min": "This key allows {limit} tokens a minute",
+    "concurrent": "This key allows {limit} requests at once",
+}
+
+
+class Refused(ApiError):
+    """`reason` is a word for metrics."""
+
+    def __init__(self, reason: str, text: str, retry_after_s: float) -> None:
+        super().__init__(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            f"{text}; try again in {retry_after_s:.1f} s.",
+            code="rate_limit_exceeded",
+            headers={"Retry-After": str(max(1, math.ceil(retry_after_s)))},
+        )
+        self.reason = reason
+
+
+class Admission:
+    """See the module. Made inside the running loop."""
+
+    def __init__(self, config: RouterConfig, placer: Placer, registry: CollectorRegistry) -> None:
+        """Raises BadKeys."""
+        self.keys = KeySource.from_config(config)
+        self.limits = RateLimits()
+        self.metrics = AdmissionMetrics(registry)
+        self._wish = Wish(config.slo_ttft_ms, config.slo_tpot_ms)
+        self._placer = placer
+        self.keys.on_reload = self._on_reload
+        self._take_in_keys()
+
+    def start(self) -> None:
+        self.keys.start()
+
+    async def close(self) -> None:
+        await self.keys.close()
+
+    @contextmanager
+    def entering(self, grant: Grant) -> Iterator[None]:
+        """For the life of a request. Raises Refused."""
+        self._check(self.limits.begin(grant, time.monotonic()))
+        try:
+            yield
+        finally:
+            self.limits.end(grant)
+
+    @asynccontextmanager
+    async def admitted(
+        self, record: RequestRecord, request: ValidRequest
+    ) -> AsyncIterator[ValidRequest]:
+        """While it is served. The request as it is to be served. Raises Refused."""
+        objective = record.wish.over(record.grant.wish).over(self._wish).objective
+        ticket = Ticket(record, request, objective, self._placer.num_outputs)
+        with self._paying(ticket):
+            yield request.with_objective(objective)
+
+    @contextmanager
+    def _paying(self, ticket: Ticket) -> Iterator[None]:
+        grant, taken = ticket.record.grant, ticket.num_expected
+        self._check(self.limits.take_tokens(grant, taken, time.monotonic()))
+        try:
+            yield
+        finally:
+            served = ticket.served
+            self.limits.settle(grant, taken, served.total, time.monotonic())
+            self.metrics.served(grant.tenant.name, "prompt", served.prompt)
+            self.metrics.served(grant.tenant.name, "output", served.output)
+
+    def _check(self, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            text = _TEXTS[refusal.reason].format(limit=refusal.limit)
+            self._refuse(refusal.reason, text, refusal.retry_after_s)
+
+    def _refuse(self, reason: str, text: str, retry_after_s: float) -> None:
+        self.metrics.refused(reason)
+        raise Refused(reason, text, retry_after_s)
+
+    def _on_reload(self, went_well: bool) -> None:
+        self.metrics.reloaded(went_well)
+        if went_well:
+            self._take_in_keys()
+
+    def _take_in_keys(self) -> None:
+        grants = self.keys.grants
+        self.limits.keep(grants)
+        self.metrics.keys.set(len(grants))
+        names = ["default"] if self.keys.is_open else [grant.tenant.name for grant in grants]
+        self.metrics.name_tenants(names)
