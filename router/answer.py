@@ -5,17 +5,18 @@ answered with a proper status.
 """
 
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from router.best_of import Sample, best_of
 from router.choice import Piece, PromptTold
+from router.chunks import Chunks
 from router.exchange import Reply
 from router.prompt_answer import with_prompt
 from router.request import ValidRequest
 from router.responses import Format, PromptTokensDetails, Usage, WholeChoice
 
-Pieces = AsyncGenerator[Piece | PromptTold, None]
+Pieces = AsyncGenerator[Sequence[Piece | PromptTold], None]
 
 
 async def answer(request: ValidRequest, pieces: Pieces, form: Format, reply: Reply) -> None:
@@ -29,11 +30,12 @@ async def answer(request: ValidRequest, pieces: Pieces, form: Format, reply: Rep
 async def _collect(request: ValidRequest, pieces: Pieces, form: Format, reply: Reply) -> None:
     samples: dict[int, Sample] = {}
     told: dict[int, PromptTold] = {}
-    async for piece in pieces:
-        if isinstance(piece, PromptTold):
-            told[piece.index] = piece
-        else:
-            samples.setdefault(piece.index, Sample()).add(piece)
+    async for come in pieces:
+        for piece in come:
+            if isinstance(piece, PromptTold):
+                told[piece.index] = piece
+            else:
+                samples.setdefault(piece.index, Sample()).add(piece)
     choices: list[WholeChoice] = []
     ordered = (samples[index] for index in sorted(samples))
     for index, prompt in enumerate(request.prompts):
@@ -48,15 +50,15 @@ async def _collect(request: ValidRequest, pieces: Pieces, form: Format, reply: R
 
 async def _stream(request: ValidRequest, pieces: Pieces, form: Format, reply: Reply) -> None:
     has_usage = request.has_usage_chunk
+    chunks = Chunks(form, has_usage=has_usage)
     last: dict[int, Piece] = {}
-    async for piece in pieces:
-        assert isinstance(piece, Piece), "refused: what is told of prompts is never streamed"
-        opening = form.opening(piece.index) if piece.index not in last else []
-        last[piece.index] = piece
-        for choice in [*opening, *form.delta(piece)]:
-            await reply.event(form.chunk([choice], has_usage=has_usage))
+    async for come in pieces:
+        told = [piece for piece in come if isinstance(piece, Piece)]
+        assert len(told) == len(come), "refused: what is told of prompts is never streamed"
+        last |= {piece.index: piece for piece in told}
+        await reply.events(chunks.of(told))
     if has_usage:
-        await reply.event(form.chunk([], _usage(request, last), has_usage=True))
+        await reply.events(chunks.usage(_usage(request, last)))
     reply.last_event("[DONE]")
 
 

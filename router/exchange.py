@@ -26,14 +26,12 @@ from router.errors import (
 )
 from router.metrics import RouterMetrics
 from router.record import RequestRecord
+from router.sse import event
 from router.tasks import cancel_and_wait
 from router.tokenizer import JSONObject
 from runtime.log import get_logger
 
 log = get_logger()
-
-_LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
-"""They stand raw in JSON and end no line of an event, but many clients think so."""
 
 
 class Reply:
@@ -55,17 +53,17 @@ class Reply:
         assert not self.is_streaming
         self._last = document.encode()
 
-    async def event(self, data: str) -> None:
-        """`data` is JSON, in one line."""
+    async def events(self, events: bytes) -> None:
+        """Whole ones (router/sse.py)."""
         if not self.is_streaming:
             self.is_streaming = True
             await self._start((b"content-type", b"text/event-stream; charset=utf-8"))
             self._record.answering()
-        await self._write(_event(data), more_body=True)
+        await self._write(events, more_body=True)
 
-    def last_event(self, data: str) -> None:
+    def last_event(self, json: str) -> None:
         assert self.is_streaming
-        self._last = _event(data)
+        self._last = event(json)
 
     async def end(self) -> None:
         if not self.is_streaming:
@@ -90,10 +88,6 @@ class Reply:
                 await self._send(message)
         except (TimeoutError, OSError) as error:
             raise Disconnected("the client takes nothing any more") from error
-
-
-def _event(data: str) -> bytes:
-    return f"data: {data.translate(_LINE_ENDS)}\n\n".encode()
 
 
 Answer = Callable[[JSONObject, Reply], Coroutine[Any, Any, None]]

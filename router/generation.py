@@ -25,10 +25,10 @@ async def generate(
     tokenizer: TextTokenizer,
     metrics: RouterMetrics,
     record: RequestRecord,
-) -> AsyncGenerator[Piece | PromptTold, None]:
-    """Pieces of all samples as they come; at the end what was told of each prompt. Raises ApiError.
-    Closing it cancels what still runs, and waits for that. `record` has a prompt for each of the
-    request's."""
+) -> AsyncGenerator[Sequence[Piece | PromptTold], None]:
+    """Pieces of all samples as they come, all that have come at a time; at the end what was told
+    of each prompt. Raises ApiError. Closing it cancels what still runs, and waits for that.
+    `record` has a prompt for each of the request's."""
     # Unbounded, but never more than `max_tokens` of each sample: a slow client does not keep
     # blocks busy on the workers.
     outbox: asyncio.Queue[Piece | Exception] = asyncio.Queue()
@@ -57,21 +57,35 @@ async def generate(
     try:
         num_open = sum(map(len, choices))
         while num_open:
-            item = await outbox.get()
-            if isinstance(item, Exception):
-                raise item
-            num_open -= item.finish_reason is not None
-            yield item
+            pieces, failure = await _take(outbox)
+            num_open -= sum(piece.finish_reason is not None for piece in pieces)
+            if pieces:
+                yield pieces
+            if failure is not None:
+                raise failure
         await prompts
         if request.wants_prompt_logprobs:
             if not outbox.empty():  # what failed behind the last token
                 raise cast(Exception, outbox.get_nowait())
-            for index, logprobs in enumerate(prompt_logprobs):
-                yield PromptTold(index, tuple(logprobs))
+            yield [PromptTold(index, tuple(told)) for index, told in enumerate(prompt_logprobs)]
     finally:
         await cancel_and_wait(prompts)
         for told in record.prompts:
             told.samples = partial(_same, told.samples())
+
+
+async def _take(
+    outbox: asyncio.Queue[Piece | Exception],
+) -> tuple[list[Piece], Exception | None]:
+    """All pieces that are there, at least one; or what failed behind them."""
+    pieces = []
+    item = await outbox.get()
+    while not isinstance(item, Exception):
+        pieces.append(item)
+        if outbox.empty():
+            return pieces, None
+        item = outbox.get_nowait()
+    return pieces, item
 
 
 async def _run_all(

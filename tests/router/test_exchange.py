@@ -12,6 +12,7 @@ from router.exchange import Answer, Exchange, Reply
 from router.metrics import RouterMetrics
 from router.record import RequestRecord
 from router.request import RequestId
+from router.sse import event
 from router.tokenizer import JSONObject
 from router.workers import WorkerSet
 
@@ -67,7 +68,7 @@ async def test_a_client_that_takes_nothing_any_more_is_left() -> None:
     async def answer(body: JSONObject, reply: Reply) -> None:
         try:
             while True:
-                await reply.event("more")
+                await reply.events(event("more"))
         finally:
             ended.set()
 
@@ -82,7 +83,7 @@ async def test_an_event_is_one_line_to_every_client() -> None:
     text = "\r\n\v\f\x1c\x1d\x1e\x85\u2028\u2029🌍"
 
     async def answer(body: JSONObject, reply: Reply) -> None:
-        await reply.event(json.dumps({"text": text}, ensure_ascii=False))
+        await reply.events(event(json.dumps({"text": text}, ensure_ascii=False)))
         reply.last_event("[DONE]")
 
     counted, connection = Counted(), Connection()
@@ -137,7 +138,7 @@ async def test_being_cancelled_is_not_swallowed() -> None:
 
 async def test_a_bug_after_the_first_event_is_told() -> None:
     async def answer(body: JSONObject, reply: Reply) -> None:
-        await reply.event("more")
+        await reply.events(event("more"))
         raise ZeroDivisionError
 
     counted, connection = Counted(), Connection()

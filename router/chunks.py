@@ -1,0 +1,54 @@
+"""The chunks of one streamed answer, as server-sent events.
+
+Most pieces are text and nothing else. Their chunks differ in that text alone, so what stands around
+it is written once for each choice: by far the cheapest way to one event a token.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from pydantic_core import to_json
+
+from router.choice import Piece
+from router.responses import ChatChunkChoice, Format, TextChoice, Usage
+from router.sse import event, one_line
+
+_MARK = "\0text\0"
+
+
+class Chunks:
+    """See the module."""
+
+    def __init__(self, form: Format, *, has_usage: bool) -> None:
+        self._form = form
+        self._has_usage = has_usage
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        """What stands before and behind the text, of each choice that has begun."""
+
+    def of(self, pieces: Sequence[Piece]) -> bytes:
+        """Their events; before a choice's first piece, what opens it."""
+        return b"".join(part for piece in pieces for part in self._of(piece))
+
+    def usage(self, usage: Usage) -> bytes:
+        return event(self._form.chunk([], usage, has_usage=True))
+
+    def _of(self, piece: Piece) -> Iterator[bytes]:
+        around = self._around.get(piece.index)
+        if around is None:
+            around = self._around[piece.index] = self._around_text(piece.index)
+            yield from map(self._chunk, self._form.opening(piece.index))
+        if piece.finish_reason is None and not piece.tokens:
+            text = to_json(piece.text)
+            yield from (around[0], text if text.isascii() else one_line(text.decode()).encode())
+            yield around[1]
+        else:
+            yield from map(self._chunk, self._form.delta(piece))
+
+    def _chunk(self, choice: ChatChunkChoice | TextChoice) -> bytes:
+        return event(self._form.chunk([choice], has_usage=self._has_usage))
+
+    def _around_text(self, index: int) -> tuple[bytes, bytes]:
+        marked = Piece(index, _MARK, (), 0, 0, 0.0, None)
+        (choice,) = self._form.delta(marked)
+        # The last one: what clients and flags say may have such a text too, and stands before it.
+        before, _, behind = self._chunk(choice).rpartition(to_json(_MARK))
+        return before, behind
