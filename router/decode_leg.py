@@ -82,21 +82,16 @@ async def _take(
     leg: LegRecord,
     early_ends: EarlyEnds,
 ) -> None:
-    if event.HasField("reserved"):
+    kind = event.WhichOneof("event")
+    if kind == "tokens":
+        _take_tokens(event.tokens, decode, progress, leg)
+        early_ends.note_tokens(event.tokens.sample)
+    elif kind == "reserved":
         leg.answered()
         await legs.start(event.reserved)
-    elif event.HasField("prompt_logprobs"):
+    elif kind == "prompt_logprobs":
         progress.accept_prompt(*prompt_logprobs(event.prompt_logprobs))
-    elif event.HasField("tokens"):
-        if leg.timings is None and event.tokens.HasField("timings"):
-            leg.told(event.tokens.timings, decode)
-            progress.record.attempt.told(event.tokens.timings.local_prefill_reason)
-        progress.note_cached(event.tokens.num_cached_tokens)
-        logprobs = [token_logprobs(entry) for entry in event.tokens.logprobs]
-        sample = progress.sample(event.tokens.sample)
-        sample.accept(event.tokens.first_index, event.tokens.token_ids, logprobs=logprobs)
-        early_ends.note_tokens(event.tokens.sample)
-    elif event.HasField("finished"):
+    elif kind == "finished":
         if event.finished.HasField("timings"):
             leg.told(event.finished.timings, decode)
         reason = FINISH_REASONS[event.finished.reason]
@@ -106,3 +101,15 @@ async def _take(
         progress.sample(event.finished.sample).finish(reason)
         if progress.has_ended and not progress.is_finished:
             await legs.tell_prompt()
+
+
+def _take_tokens(
+    tokens: pb.Tokens, decode: DecodeWorker, progress: Progress, leg: LegRecord
+) -> None:
+    if leg.timings is None and tokens.HasField("timings"):
+        leg.told(tokens.timings, decode)
+        progress.record.attempt.told(tokens.timings.local_prefill_reason)
+    progress.note_cached(tokens.num_cached_tokens)
+    logprobs = [token_logprobs(entry) for entry in tokens.logprobs]
+    sample = progress.sample(tokens.sample)
+    sample.accept(tokens.first_index, list(tokens.token_ids), logprobs=logprobs)

@@ -7,7 +7,7 @@ Leaving the context cancels the call, which gives up all it holds at the worker.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import grpc
@@ -43,34 +43,60 @@ class OpenStreams:
 
 
 class EventStream(Generic[Event]):
-    def __init__(self, worker: str, events: AsyncIterator[Event], inactivity_s: float) -> None:
+    """Read by one task. A timer of its own for each event would be a good part of a token's cost:
+    one looks, now and then, how long the stream has been silent."""
+
+    def __init__(
+        self,
+        worker: str,
+        events: AsyncIterator[Event],
+        inactivity_s: float,
+        deadline: asyncio.Timeout,
+    ) -> None:
+        """`deadline` stands around all of the reading, and is never due unless this says so."""
         self._worker = worker
         self._events = events
         self._inactivity_s = inactivity_s
-        self._deadline: asyncio.Timeout | None = None  # while an event is awaited
+        self._deadline = deadline
+        self._loop = asyncio.get_running_loop()
+        self._awaits_since: float | None = None
+        self._look = self._loop.call_later(inactivity_s, self._give_up_when_due)
+
+    def close(self) -> None:
+        self._look.cancel()
 
     def give_up_if_silent(self) -> None:
-        deadline = self._deadline
-        if deadline is None or deadline.expired():
-            return
-        now, when = asyncio.get_running_loop().time(), deadline.when()
-        if when is not None and now - (when - self._inactivity_s) >= MISSED_HEARTBEATS_S:
-            deadline.reschedule(now)
+        if self._silent_s >= MISSED_HEARTBEATS_S:
+            self._give_up()
+
+    @property
+    def _silent_s(self) -> float:
+        """How long an event has been awaited."""
+        return 0.0 if self._awaits_since is None else self._loop.time() - self._awaits_since
+
+    def _give_up(self) -> None:
+        if not self._deadline.expired():
+            self._deadline.reschedule(self._loop.time())
+
+    def _give_up_when_due(self) -> None:
+        left_s = self._inactivity_s - self._silent_s
+        if left_s > 0:
+            self._look = self._loop.call_later(left_s, self._give_up_when_due)
+        else:
+            self._give_up()
 
     async def next(self) -> Event:
         """The next event. Raises LegFailed, at a proper end too: a caller leaves before that;
         or BadRequest."""
+        self._awaits_since = self._loop.time()
         try:
-            async with asyncio.timeout(self._inactivity_s) as self._deadline:
-                return await anext(self._events)
-        except TimeoutError as error:
-            raise LegFailed(self._worker, "silent") from error
+            return await anext(self._events)
         except StopAsyncIteration as error:
             raise LegFailed(self._worker, "ended_early") from error
         except grpc.aio.AioRpcError as error:
             raise from_status(self._worker, error) from error
         finally:
-            self._deadline = None
+            self._awaits_since = None
 
 
 class ReadFrom(Protocol):
@@ -86,11 +112,20 @@ class ReadFrom(Protocol):
 async def read_events(
     worker: ReadFrom, call: grpc.aio.UnaryStreamCall[Request, Event], inactivity_s: float
 ) -> AsyncIterator[EventStream[Event]]:
+    """Raises LegFailed where a stream falls silent."""
     events = cast(AsyncGenerator[Event, None], aiter(call))
-    stream = EventStream(worker.name, events, inactivity_s)
+    deadline = asyncio.timeout(None)
     try:
-        with worker.streams.reading(stream):
-            yield stream
+        async with deadline:
+            with (
+                closing(EventStream(worker.name, events, inactivity_s, deadline)) as stream,
+                worker.streams.reading(stream),
+            ):
+                yield stream
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise LegFailed(worker.name, "silent") from error
     finally:
         call.cancel()
         await events.aclose()

@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from router.body import Connection, connection_of
 from router.errors import (
     CLIENT_CLOSED_REQUEST,
     ApiError,
@@ -41,8 +42,15 @@ class Reply:
     also finds it in the metrics.
     """
 
-    def __init__(self, send: Send, timeout_s: float, record: RequestRecord) -> None:
+    def __init__(
+        self,
+        send: Send,
+        timeout_s: float,
+        record: RequestRecord,
+        connection: Connection | None = None,
+    ) -> None:
         self.is_streaming = False
+        self._connection = connection
         self._record = record
         self._send = send
         self._timeout_s = timeout_s
@@ -59,7 +67,8 @@ class Reply:
             self.is_streaming = True
             await self._start((b"content-type", b"text/event-stream; charset=utf-8"))
             self._record.answering()
-        await self._write(events, more_body=True)
+        if self._connection is None or not self._connection.take_chunk(events):
+            await self._write(events, more_body=True)
 
     def last_event(self, json: str) -> None:
         assert self.is_streaming
@@ -115,7 +124,7 @@ class Exchange(Response):
         self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send, self._send_timeout_s, self._record)
+        reply = Reply(send, self._send_timeout_s, self._record, connection_of(scope))
         try:
             async with _errors_told(reply, self._record.request_id):
                 with self._metrics.track_request(self._record):

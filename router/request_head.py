@@ -16,6 +16,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from router.body import CONNECTION
 from router.errors import ApiError
 
 MAX_HEAD_NBYTES = 64 << 10
@@ -36,10 +37,11 @@ class HeadTimeoutConfig(uvicorn.Config):
 
 
 class HeadTimeoutProtocol(H11Protocol):
-    """One connection."""
+    """One connection. What handles its requests finds it in the scope's state (router/body.py)."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.app_state = {**self.app_state, CONNECTION: self}
         assert isinstance(self.config, HeadTimeoutConfig)
         self._timeout_s = self.config.head_timeout_s
         self._deadline: asyncio.TimerHandle | None = None
@@ -60,6 +62,17 @@ class HeadTimeoutProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
         super().connection_lost(exc)
+
+    def take_chunk(self, body: bytes) -> bool:
+        """See `router.body.Connection`. As h11 would write it, which need not know: its state does
+        not change within a body."""
+        cycle = self.cycle
+        is_body = cycle.response_started and not cycle.response_complete and not cycle.disconnected
+        has_chunks = self.conn.our_state is h11.SEND_BODY and self.scope["http_version"] == "1.1"
+        if not (is_body and has_chunks and body) or self.flow.write_paused:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     @property
     def _is_idle(self) -> bool:

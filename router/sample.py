@@ -42,7 +42,7 @@ class SampleProgress:
         if self._sampling.num_logprobs and len(logprobs) != len(token_ids):
             raise Reopen("logprobs_missing")
         known = self.token_ids[first_index : first_index + len(token_ids)]
-        if first_index > len(self.token_ids) or known != list(token_ids[: len(known)]):
+        if first_index > len(self.token_ids) or (known and known != list(token_ids[: len(known)])):
             raise Reopen("contradiction")
         new = token_ids[len(known) :]
         self.token_ids += new

@@ -26,7 +26,7 @@ class RouterServer(uvicorn.Server):
                 head_timeout_s=head_timeout_s,
                 host=host,
                 port=port,
-                loop="asyncio",
+                loop="uvloop",
                 lifespan="on",
                 access_log=False,
                 log_config=None,

@@ -36,7 +36,7 @@ def piece(
     return Piece(index, text, tokens, 1, 0, 0.0, reason)
 
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from("\x85\u2028\"\\\n\0"))
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('\x85\u2028"\\\n\0'))
 PIECES = st.lists(
     st.builds(
         piece,
