@@ -1,9 +1,10 @@
 """A worker's state, pushed to whoever watches it (`Watch` of both services). Service loop only.
 
 1. The first message has everything; of the prefix cache what the watcher lacks, or all of it.
-2. A request that comes or goes, or a step, wakes the stream; a moment later it says what is new, so
-   that a burst of changes is one message.
-3. Nothing new is said too, four times a second: silence means that the worker is gone.
+2. A request that comes or goes, or a step that begins or ends something, wakes the stream; a moment
+   later it says what is new, so that a burst of changes is one message.
+3. Steps that go on are told four times a second, and so is that nothing is new: silence means that
+   the worker is gone. A message for each would cost a lone stream as much as its tokens.
 4. `stop`: the last message says that the worker drains, and every stream ends.
 """
 

@@ -32,12 +32,19 @@ class Mailbox(Generic[T]):
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
-        self._arrived = asyncio.Event()
+        self._arrived: asyncio.Future[None] | None = None
+        """While somebody waits."""
+        self._wait_ends_s = 0.0
+        self._look: asyncio.TimerHandle | None = None
 
     def put(self, item: T) -> None:
         if not (isinstance(item, TokensOut) and self._join(item)):
             self._items.append(item)
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     def _join(self, item: TokensOut) -> bool:
         """To earlier tokens of its sample, if nothing but tokens came since."""
@@ -51,15 +58,36 @@ class Mailbox(Generic[T]):
         return False
 
     async def next(self, timeout_s: float) -> T | None:
-        """The next item, or None when none came in time."""
+        """The next item, or None when none came in time. One reader at a time."""
         if not self._items:
-            self._arrived.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._arrived.wait()
-            except TimeoutError:
-                return None
-        return self._items.popleft()
+            await self._wait(timeout_s)
+        return self._items.popleft() if self._items else None
+
+    async def _wait(self, timeout_s: float) -> None:
+        """Most waits are for a token and far shorter than this: a timer is not made for each, one
+        stands until it is due and then looks whether a wait is as old as that."""
+        loop = asyncio.get_running_loop()
+        self._arrived = loop.create_future()
+        self._wait_ends_s = ends_s = loop.time() + timeout_s
+        if self._look is not None and self._look.when() > ends_s:
+            self._look.cancel()
+            self._look = None
+        if self._look is None:
+            self._look = loop.call_at(ends_s, self._end_wait)
+        try:
+            await self._arrived
+        finally:
+            self._arrived = None
+
+    def _end_wait(self) -> None:
+        self._look = None
+        loop = asyncio.get_running_loop()
+        if self._arrived is None:
+            return
+        if loop.time() < self._wait_ends_s:
+            self._look = loop.call_at(self._wait_ends_s, self._end_wait)
+        else:
+            self._wake()
 
 
 def _joined(earlier: TokensOut, later: TokensOut) -> TokensOut:
@@ -73,6 +101,11 @@ def _joined(earlier: TokensOut, later: TokensOut) -> TokensOut:
         sample=later.sample,
         scheduled_ns=earlier.scheduled_ns,
     )
+
+
+def _goes_on(event: EngineEvent) -> bool:
+    """It tells of nothing but more of the same."""
+    return isinstance(event, TokensOut) and event.first_index > 0 and event.finish_reason is None
 
 
 class AsyncEngine:
@@ -93,7 +126,8 @@ class AsyncEngine:
         self._posts: dict[RequestId, Callable[[EngineEvent], None]] = {}
         self._loop = asyncio.get_running_loop()
         self.watchers: set[asyncio.Event] = set()
-        """Set when a request comes or goes, and after each step that told something."""
+        """Set when a request comes or goes, and after each step that told something else than
+        tokens of streams that go on."""
         engine.on_events = self._hand_over
         engine.on_failure = partial(self._call, on_failure)
 
@@ -136,7 +170,8 @@ class AsyncEngine:
             post = self._posts.get(event.request_id)
             if post is not None:
                 post(event)
-        self._wake_watchers()
+        if not all(map(_goes_on, events)):
+            self._wake_watchers()
 
     def _wake_watchers(self) -> None:
         for changed in self.watchers:
