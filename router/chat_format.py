@@ -37,6 +37,10 @@ class ChatFormat(Format):
         self._output = output
         self._parts: dict[int, ParsedChoice] = {}
 
+    @property
+    def is_plain(self) -> bool:
+        return self._output is None
+
     def opening(self, index: int) -> list[ChatChunkChoice]:
         return [ChatChunkChoice(index=index, delta={"role": "assistant", "content": ""})]
 

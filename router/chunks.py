@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from pydantic_core import to_json
 
+from router.chat_objects import ChatChunkChoice
 from router.choice import Piece
-from router.responses import ChatChunkChoice, Format, TextChoice, Usage
+from router.responses import Format, TextChoice, Usage
 from router.sse import event, one_line
 
 _MARK = "\0text\0"
@@ -21,8 +22,9 @@ class Chunks:
     def __init__(self, form: Format, *, has_usage: bool) -> None:
         self._form = form
         self._has_usage = has_usage
-        self._around: dict[int, tuple[bytes, bytes]] = {}
-        """What stands before and behind the text, of each choice that has begun."""
+        self._around: dict[int, tuple[bytes, bytes] | None] = {}
+        """What stands before and behind the text, of each choice that has begun; None where a text
+        does not go out as it is."""
 
     def of(self, pieces: Sequence[Piece]) -> bytes:
         """Their events; before a choice's first piece, what opens it."""
@@ -32,11 +34,11 @@ class Chunks:
         return event(self._form.chunk([], usage, has_usage=True))
 
     def _of(self, piece: Piece) -> Iterator[bytes]:
-        around = self._around.get(piece.index)
-        if around is None:
-            around = self._around[piece.index] = self._around_text(piece.index)
+        if piece.index not in self._around:
+            self._around[piece.index] = self._around_text(piece.index)
             yield from map(self._chunk, self._form.opening(piece.index))
-        if piece.finish_reason is None and not piece.tokens:
+        around = self._around[piece.index]
+        if around is not None and piece.finish_reason is None and not piece.tokens:
             text = to_json(piece.text)
             yield from (around[0], text if text.isascii() else one_line(text.decode()).encode())
             yield around[1]
@@ -46,7 +48,9 @@ class Chunks:
     def _chunk(self, choice: ChatChunkChoice | TextChoice) -> bytes:
         return event(self._form.chunk([choice], has_usage=self._has_usage))
 
-    def _around_text(self, index: int) -> tuple[bytes, bytes]:
+    def _around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        if not self._form.is_plain:
+            return None
         marked = Piece(index, _MARK, (), 0, 0, 0.0, None)
         (choice,) = self._form.delta(marked)
         # The last one: what clients and flags say may have such a text too, and stands before it.

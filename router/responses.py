@@ -80,6 +80,12 @@ class Format(ABC):
         self._bytes_of = bytes_of
         self._created = int(time.time())
 
+    @property
+    def is_plain(self) -> bool:
+        """A piece's text goes out as it is: the chunks of pieces that have nothing else differ in
+        it alone."""
+        return True
+
     @abstractmethod
     def opening(self, index: int) -> list[ChatChunkChoice]:
         """What comes before the first piece of a choice."""

@@ -6,17 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.chat_format import ChatFormat
 from router.choice import Piece, PieceToken
 from router.chunks import Chunks
 from router.request import FinishReason, RequestId, TokenLogprobs
-from router.responses import ChatFormat, Format, TextFormat
+from router.responses import Format, TextFormat
 from router.sse import event
 
 NAMES = ("tiny", '{"text":"\\u0000text\\u0000"}', "\0text\0")
-FORMATS = [
-    form(RequestId("r"), name, lambda token_id: b"x")
-    for form in (ChatFormat, TextFormat)
+FORMATS: list[Format] = [
+    form
     for name in NAMES
+    for form in (
+        ChatFormat(RequestId("r"), name, lambda token_id: b"x", None),
+        TextFormat(RequestId("r"), name, lambda token_id: b"x"),
+    )
 ]
 TOKEN = PieceToken(7, 0, TokenLogprobs(-0.5, 1, ()))
 
@@ -36,7 +40,7 @@ def piece(
     return Piece(index, text, tokens, 1, 0, 0.0, reason)
 
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('\x85\u2028"\\\n\0'))
+TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from('\x85\u2028"\\\n\0'))
 PIECES = st.lists(
     st.builds(
         piece,
