@@ -12,13 +12,22 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.datastructures import Headers
 
 from router.admin_server import admin_server
 from router.admission import Admission
 from router.answer import answer
+from router.answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Model,
+    ModelList,
+    Status,
+    TextCompletion,
+    TextCompletionChunk,
+)
 from router.chat_format import ChatFormat
 from router.chat_style import ChatStyle
 from router.cluster_api import ClusterWatch, add_cluster
@@ -32,10 +41,11 @@ from router.fleet import Fleet
 from router.gate import Gate, grant_of
 from router.generation import generate
 from router.grammar_check import GrammarCheck
-from router.ledger import LedgerWatch
+from router.ledger import Ledger, LedgerWatch
 from router.limits import Limits
 from router.metrics import RouterMetrics
 from router.objective import TPOT_HEADER, TTFT_HEADER, wish_of
+from router.openapi import Posted, Posts, add_document, answers, texts
 from router.record import Records, RequestRecord
 from router.request import ValidRequest
 from router.request_id import RequestIds, request_id_of
@@ -47,11 +57,14 @@ from router.validation import Validator
 from router.workers import WorkerSet
 from runtime.tls import TLS
 
-_READ = ["GET", "HEAD"]
-
 SESSION_HEADER = "x-session-id"
 MAX_SESSION = 256
 """Characters of it that count."""
+
+POSTS: Posts = {
+    "/v1/chat/completions": Posted(ChatBody, ChatCompletionChunk),
+    "/v1/completions": Posted(CompletionBody, TextCompletionChunk),
+}
 
 Work = Callable[[RequestRecord, JSONObject, Reply], Coroutine[Any, Any, None]]
 
@@ -97,14 +110,7 @@ class Router:
             send_timeout_s=config.send_timeout_s,
         )
         self.grammars = GrammarCheck(tokenizer.vocabulary)
-        self._limits = Limits(
-            max_prompts=config.max_prompts,
-            max_messages=config.max_messages,
-            max_stops=config.max_stops,
-            max_logprobs=config.max_logprobs,
-            max_schema_nbytes=config.max_schema_nbytes,
-            max_schema_depth=config.max_schema_depth,
-        )
+        self._limits = _limits(config)
         self._validator = Validator(
             tokenizer,
             ChatStyle(tokenizer, config.tool_call_parser, config.reasoning_parser),
@@ -160,6 +166,17 @@ class Router:
             await answer(let_in, pieces, form, reply)
 
 
+def _limits(config: RouterConfig) -> Limits:
+    return Limits(
+        max_prompts=config.max_prompts,
+        max_messages=config.max_messages,
+        max_stops=config.max_stops,
+        max_logprobs=config.max_logprobs,
+        max_schema_nbytes=config.max_schema_nbytes,
+        max_schema_depth=config.max_schema_depth,
+    )
+
+
 def build_app(
     config: RouterConfig, tokenizer: TextTokenizer, registry: CollectorRegistry
 ) -> FastAPI:
@@ -185,7 +202,9 @@ def build_app(
             await router.ledger.close()
             await router.workers.close()
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, title="Baton", redirect_slashes=False)
+    app = FastAPI(
+        lifespan=lifespan, title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.add_middleware(Gate)
     app.add_middleware(RequestIds)
     add_error_answers(app)
@@ -194,6 +213,7 @@ def build_app(
     _add_operations(app, registry)
     add_requests(app, lambda request: _router_of(request).records.of(grant_of(request.scope)))
     add_cluster(app, lambda request: _router_of(request).cluster)
+    add_document(app, POSTS, config.served_model_name, _limits(config))
     return app
 
 
@@ -204,47 +224,52 @@ def _router_of(request: Request) -> Router:
 
 
 def _add_completions(app: FastAPI) -> None:
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=answers(ChatCompletion))
     async def chat(request: Request) -> Response:
         router = _router_of(request)
         return router.exchange(router.chat, request)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=answers(TextCompletion))
     async def completion(request: Request) -> Response:
         router = _router_of(request)
         return router.exchange(router.completion, request)
 
 
 def _add_models(app: FastAPI, name: str) -> None:
-    model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "baton"}
+    model = Model(id=name, created=int(time.time()))
 
-    @app.api_route("/v1/models", methods=_READ)
-    async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [model]})
+    @app.head("/v1/models", include_in_schema=False)
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        return ModelList(data=[model])
 
     @app.get("/v1/models/{model_id:path}")
-    async def retrieve_model(model_id: str) -> Response:
+    async def retrieve_model(model_id: str) -> Model:
         if model_id != name:
             raise ModelNotFound(model_id, name)
-        return JSONResponse(model)
+        return model
 
 
 def _add_operations(app: FastAPI, registry: CollectorRegistry) -> None:
-    @app.api_route("/healthz", methods=_READ)
-    async def alive() -> Response:
-        return JSONResponse({"status": "alive"})
+    @app.head("/healthz", include_in_schema=False)
+    @app.get("/healthz")
+    async def alive() -> Status:
+        return Status(status="alive")
 
-    @app.api_route("/readyz", methods=_READ)
-    async def ready(request: Request) -> Response:
+    @app.head("/readyz", include_in_schema=False)
+    @app.get("/readyz", responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": Status}})
+    async def ready(request: Request, response: Response) -> Status:
         is_ready = request.app.state.router.dispatcher.is_ready
-        status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return JSONResponse({"status": "ready" if is_ready else "waiting for workers"}, status)
+        if not is_ready:
+            response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+        return Status(status="ready" if is_ready else "waiting for workers")
 
-    @app.get("/v1/ledger")
+    @app.get("/v1/ledger", responses=answers(Ledger))
     async def ledger(request: Request) -> Response:
         told = await _router_of(request).ledger.read()
         return Response(told.model_dump_json(), media_type="application/json")
 
-    @app.api_route("/metrics", methods=_READ)
+    @app.head("/metrics", include_in_schema=False)
+    @app.get("/metrics", responses=texts("text/plain"), response_class=Response)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -8,6 +8,8 @@ from fastapi.responses import Response
 
 from router.cluster_feed import ClusterFeed, FeedResponse
 from router.cluster_reader import ClusterReader
+from router.cluster_view import ClusterView
+from router.openapi import answers, texts
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,12 @@ class ClusterWatch:
 
 
 def add_cluster(app: FastAPI, watch_of: Callable[[Request], ClusterWatch]) -> None:
-    @app.get("/v1/cluster")
+    @app.get("/v1/cluster", responses=answers(ClusterView))
     async def cluster(request: Request) -> Response:
         told = watch_of(request).reader.view()
         return Response(told.model_dump_json(), media_type="application/json")
 
-    @app.get("/v1/cluster/events")
+    @app.get("/v1/cluster/events", responses=texts("text/event-stream"), response_class=Response)
     async def events(request: Request) -> Response:
         watch = watch_of(request)
         return FeedResponse(watch.feed, watch.send_timeout_s)

@@ -3,37 +3,42 @@
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from router.errors import ApiError, BadRequest
+from router.errors import ApiError
 from router.explain import brief, explain
-from router.explanation import RequestList
+from router.explanation import Explanation, RequestList
+from router.openapi import answers
 from router.perfetto import trace
 from router.record import TenantRecords
 
-FORMATS = ("json", "perfetto")
+Format = Literal["json", "perfetto"]
+
+# Of a trace no more is said than that it is an object: its shape is Chrome's.
+_FORMS = [{"$ref": "#/components/schemas/Explanation"}, {"type": "object"}]
+ONE_REQUEST = {
+    **answers(Explanation),
+    "200": {"content": {"application/json": {"schema": {"anyOf": _FORMS}}}},
+}
 
 
 def add_requests(app: FastAPI, records_of: Callable[[Request], TenantRecords]) -> None:
-    @app.get("/v1/requests")
+    @app.get("/v1/requests", responses=answers(RequestList))
     async def requests(request: Request) -> Response:
         """The newest first."""
         briefs = [brief(record) for record in records_of(request).newest_first()]
         return _json(RequestList(data=briefs).model_dump_json())
 
-    @app.get("/v1/requests/{request_id}")
-    async def one_request(request: Request, request_id: str) -> Response:
-        wanted = request.query_params.get("format", "json")
-        if wanted not in FORMATS:
-            text = f"'format' is {wanted!r}; it must be one of {', '.join(FORMATS)}."
-            raise BadRequest(text, param="format")
+    @app.get("/v1/requests/{request_id}", responses=ONE_REQUEST)
+    async def one_request(request: Request, request_id: str, format: Format = "json") -> Response:
         record = records_of(request).get(request_id)
         if record is None:
             raise RequestNotFound(request_id)
         told = explain(record, time.monotonic_ns())
-        if wanted == "perfetto":
+        if format == "perfetto":
             return JSONResponse(trace(told))
         return _json(told.model_dump_json())
 

@@ -18,7 +18,7 @@ from router.tokenizer import JSONObject
 from router.tool_schemas import ToolFields
 
 # Parameter → values that ask for nothing; null always does.
-_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
     "function_call": ("none",),
@@ -111,7 +111,7 @@ class RequestBody(StructuredOutputFields, _Strict, ABC):
             name: value for name, value in body.items() if not _asks_nothing(cls, name, value)
         }
         for name in present:
-            if name in _UNSUPPORTED and name not in cls.model_fields:
+            if name in UNSUPPORTED and name not in cls.model_fields:
                 raise BadRequest(
                     f"{name!r} is not supported with this value.",
                     param=name,
@@ -193,12 +193,12 @@ class CompletionBody(RequestBody):
 def _asks_nothing(model: type[BaseModel], name: str, value: object) -> bool:
     if name in model.model_fields:
         return value is None
-    if name not in _UNSUPPORTED:
+    if name not in UNSUPPORTED:
         return False
     # By type too: 1 == True, and `n: true` is no number.
     return value is None or any(
         value == nothing and isinstance(value, bool) == isinstance(nothing, bool)
-        for nothing in _UNSUPPORTED[name]
+        for nothing in UNSUPPORTED[name]
     )
 
 

@@ -35,11 +35,11 @@ class RouterServer(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(grace_s) + 1,
             )
         )
-        self._app = app
+        self.app = app
         self._grace_s = grace_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        router = self._app.state.router
+        router = self.app.state.router
         router.cluster.feed.close()  # who only watches has no grace
         stop = router.dispatcher.stop
         timer = asyncio.get_running_loop().call_later(self._grace_s, stop)

@@ -9,8 +9,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from router.tokenizer import TextTokenizer
 from tests.router.conftest import RunningRouter
 from tests.router.fake_workers import FakeCluster, until
+from tests.router.openai_schemas import check_against_schemas
 from tests.router.test_app import events_of
-from tests.router.test_openai import check_against_schemas
 
 
 async def with_room(cluster: FakeCluster, router: RunningRouter) -> None:

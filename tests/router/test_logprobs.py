@@ -13,8 +13,8 @@ from router.token_bytes import token_text
 from router.tokenizer import TextTokenizer
 from tests.router.conftest import ANSWER, StartRouter
 from tests.router.fake_workers import FakeCluster, GenerateCall, fake_cluster
+from tests.router.openai_schemas import check_against_schemas, without_nulls
 from tests.router.test_app import events_of
-from tests.router.test_openai import check_against_schemas, without_nulls
 
 CHAT = {"logprobs": True, "top_logprobs": 2}
 

@@ -11,7 +11,7 @@ from router.token_bytes import token_text
 from router.tokenizer import TextTokenizer
 from tests.router.conftest import ANSWER, StartRouter
 from tests.router.fake_workers import GenerateCall, PrefillCall, fake_cluster
-from tests.router.test_openai import check_against_schemas, without_nulls
+from tests.router.openai_schemas import check_against_schemas, without_nulls
 
 PROMPT = "The relay 🌍 runner"
 

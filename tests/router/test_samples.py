@@ -15,8 +15,8 @@ from router.tokenizer import TextTokenizer
 from tests.router.conftest import ANSWER, StartRouter
 from tests.router.dispatch_bench import Bench, Client, StartBench, make_prompt
 from tests.router.fake_workers import FakeCluster, GenerateCall, fake_cluster, until
+from tests.router.openai_schemas import check_against_schemas, without_nulls
 from tests.router.test_app import events_of
-from tests.router.test_openai import check_against_schemas, without_nulls
 
 TEXTS = [ANSWER, "Rome, they say.", "It is Oslo."]
 
