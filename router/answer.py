@@ -13,7 +13,7 @@ from router.choice import Piece, PromptTold
 from router.chunks import Chunks
 from router.exchange import Reply
 from router.prompt_answer import with_prompt
-from router.request import ValidRequest
+from router.request import FinishReason, ValidRequest
 from router.responses import Format, PromptTokensDetails, Usage, WholeChoice
 
 Pieces = AsyncGenerator[Sequence[Piece | PromptTold], None]
@@ -41,11 +41,18 @@ async def _collect(request: ValidRequest, pieces: Pieces, form: Format, reply: R
     for index, prompt in enumerate(request.prompts):
         of_prompt = list(itertools.islice(ordered, prompt.num_samples))
         for sample in best_of(of_prompt, request.n):
-            tokens = sample.tokens if request.has_logprobs else None
-            whole = WholeChoice(len(choices), sample.text, tokens, sample.finish_reason)
+            whole = _whole(request, len(choices), sample)
             choices.append(with_prompt(whole, prompt, request.num_prompt_logprobs, told.get(index)))
     last = {index: sample.last for index, sample in samples.items()}
     reply.json(form.completion(choices, _usage(request, last)))
+
+
+def _whole(request: ValidRequest, index: int, sample: Sample) -> WholeChoice:
+    tokens = sample.tokens if request.has_logprobs else None
+    if not request.has_output:
+        return WholeChoice(index, "", tokens and (), FinishReason.LENGTH)
+    token_ids = tuple(token.token_id for token in sample.tokens)
+    return WholeChoice(index, sample.text, tokens, sample.finish_reason, token_ids=token_ids)
 
 
 async def _stream(request: ValidRequest, pieces: Pieces, form: Format, reply: Reply) -> None:
@@ -56,7 +63,8 @@ async def _stream(request: ValidRequest, pieces: Pieces, form: Format, reply: Re
         told = [piece for piece in come if isinstance(piece, Piece)]
         assert len(told) == len(come), "refused: what is told of prompts is never streamed"
         last |= {piece.index: piece for piece in told}
-        await reply.events(chunks.of(told))
+        so_far = _usage(request, last) if request.has_continuous_usage else None
+        await reply.events(chunks.of(told, so_far))
     if has_usage:
         await reply.events(chunks.usage(_usage(request, last)))
     reply.last_event("[DONE]")
@@ -64,7 +72,7 @@ async def _stream(request: ValidRequest, pieces: Pieces, form: Format, reply: Re
 
 def _usage(request: ValidRequest, last: dict[int, Piece]) -> Usage:
     num_prompt = request.num_prompt_tokens
-    num_output = sum(piece.num_tokens for piece in last.values())
+    num_output = sum(piece.num_tokens for piece in last.values()) if request.has_output else 0
     num_cached = sum(piece.num_cached_tokens for piece in last.values())
     return Usage(
         prompt_tokens=num_prompt,

@@ -124,8 +124,7 @@ class Router:
         self._limits.check(body)
         request_id = record.request_id
         request = await self._validator.chat(request_id, ChatBody.parse(body), record.session)
-        name, bytes_of = self.config.served_model_name, self._tokenizer.token_bytes
-        form = ChatFormat(request_id, name, bytes_of, request.output)
+        form = ChatFormat(request, self.config.served_model_name, self._tokenizer.token_bytes)
         await self._answer(record, request, form, reply)
 
     async def completion(self, record: RequestRecord, body: JSONObject, reply: Reply) -> None:
@@ -134,7 +133,7 @@ class Router:
         request = await self._validator.completion(
             request_id, CompletionBody.parse(body), record.session
         )
-        form = TextFormat(request_id, self.config.served_model_name, self._tokenizer.token_bytes)
+        form = TextFormat(request, self.config.served_model_name, self._tokenizer.token_bytes)
         await self._answer(record, request, form, reply)
 
     def exchange(self, work: Work, request: Request) -> Exchange:

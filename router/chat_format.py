@@ -4,7 +4,7 @@ A whole answer goes through the same parser as a stream: both say the same.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from router.chat_objects import (
     AssistantMessage,
@@ -18,11 +18,11 @@ from router.chat_objects import (
     ToolCallDelta,
 )
 from router.choice import Piece, PieceToken
-from router.logprobs import BytesOf, ChatLogprobs, prompt_logprobs
+from router.logprobs import ChatLogprobs, prompt_logprobs
 from router.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from router.parsers.output import OutputParser
-from router.request import FinishReason, OutputForm, RequestId
-from router.responses import Completion, Format, Usage, WholeChoice
+from router.request import FinishReason, OutputForm, ValidRequest
+from router.responses import Completion, Format, Object, TextChoice, Usage, WholeChoice
 
 
 class ChatFormat(Format):
@@ -30,22 +30,21 @@ class ChatFormat(Format):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(
-        self, request_id: RequestId, model: str, bytes_of: BytesOf, output: OutputForm | None
-    ) -> None:
-        super().__init__(request_id, model, bytes_of)
-        self._output = output
+    def __init__(self, request: ValidRequest, model: str, bytes_of: Callable[[int], bytes]) -> None:
+        super().__init__(request, model, bytes_of)
+        self._output = request.output
         self._parts: dict[int, ParsedChoice] = {}
+        self._has_told_prompt = not request.has_token_ids
 
     @property
     def is_plain(self) -> bool:
-        return self._output is None
+        return super().is_plain and self._output is None
 
     def opening(self, index: int) -> list[ChatChunkChoice]:
         return [ChatChunkChoice(index=index, delta={"role": "assistant", "content": ""})]
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Completion:
-        told = prompt_logprobs(choices[0].prompt_tokens, self._bytes_of)  # one prompt, n choices
+        told = prompt_logprobs(choices[0].prompt_tokens, self._names)  # one prompt, n choices
         return super().whole(choices, usage).model_copy(update={"prompt_logprobs": told})
 
     def delta(self, piece: Piece) -> list[ChatChunkChoice]:
@@ -59,20 +58,30 @@ class ChatFormat(Format):
             deltas = parsed.deltas(piece)
             reason = parsed.reason(piece.finish_reason)
             tokens = parsed.tokens(piece.tokens, is_told=bool(deltas) or reason is not None)
-        logprobs = self._logprobs(tokens or None)
-        choices = []
-        for delta in deltas:
-            choices.append(ChatChunkChoice(index=piece.index, delta=delta, logprobs=logprobs))
-            logprobs = None
+        choices = [ChatChunkChoice(index=piece.index, delta=delta) for delta in deltas]
         if reason is not None:
-            end = ChatChunkChoice(
-                index=piece.index, delta={}, logprobs=logprobs, finish_reason=reason
-            )
-            choices.append(end)
+            choices.append(ChatChunkChoice(index=piece.index, delta={}, finish_reason=reason))
+        if choices and tokens:
+            if self._request.has_logprobs:
+                choices[0].logprobs = self._logprobs(tokens)
+            if self._request.has_token_ids:
+                choices[0].token_ids = [token.token_id for token in tokens]
         return choices
 
     def _logprobs(self, tokens: Sequence[PieceToken] | None) -> ChatLogprobs | None:
-        return None if tokens is None else ChatLogprobs.of(tokens, self._bytes_of)
+        return None if tokens is None else ChatLogprobs.of(tokens, self._names)
+
+    def _object(
+        self,
+        kind: Object,
+        choices: Sequence[ChatChoice | ChatChunkChoice | TextChoice],
+        usage: Usage | None,
+    ) -> Completion:
+        told = super()._object(kind, choices, usage)
+        if not self._has_told_prompt:  # in the first chunk
+            told.prompt_token_ids = self._request.prompts[0].token_ids
+            self._has_told_prompt = True
+        return told
 
     def choice(self, whole: WholeChoice) -> ChatChoice:
         reason: Reason | None = whole.finish_reason.value
@@ -87,6 +96,7 @@ class ChatFormat(Format):
             message=message,
             logprobs=self._logprobs(whole.tokens),
             finish_reason=reason,
+            token_ids=whole.token_ids if self._request.has_token_ids else None,
         )
 
 

@@ -1,5 +1,6 @@
 """OpenAI's objects of a chat's answer, whole and in chunks."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -61,6 +62,8 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Reason
+    token_ids: Sequence[int] | None = Field(default=None, exclude_if=is_none)
+    """Beyond OpenAI's, as vLLM has it."""
 
 
 class ChatChunkChoice(BaseModel):
@@ -68,3 +71,4 @@ class ChatChunkChoice(BaseModel):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: Reason | None = None
+    token_ids: Sequence[int] | None = Field(default=None, exclude_if=is_none)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from router.chat_messages import template_messages, written_out
 from router.errors import BadRequest
+from router.message_schemas import ChatMessage
 from router.parsers import llama, mistral, reasoning
 from router.parsers.output import OutputParser
 from router.parsers.reasoning import ReasoningParser
@@ -78,7 +79,9 @@ class ChatStyle:
         is_thinking = self.thinks and (
             self._always_thinks or text.rstrip().endswith(reasoning.OPEN)
         )
-        return ChatPrompt(self._tokenizer.encode_rendered(text), is_thinking)
+        # Templates write special tokens out; only who says so gets them twice.
+        encode = self._tokenizer.encode if body.add_special_tokens else self._tokenizer.encode_bare
+        return ChatPrompt(encode(text), is_thinking)
 
     def render(self, body: ChatBody, use: ToolUse | None) -> str:
         template = self._tokenizer.template
@@ -88,9 +91,33 @@ class ChatStyle:
             messages = written_out(messages, shown)
             shown = ()
         tools = [tool.model_dump(exclude_none=True) for tool in shown]
-        return template.render(messages, tools=tools or None)
+        text = template.render(
+            messages,
+            tools=tools or None,
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            variables={**self._of_effort(body.reasoning_effort), **body.chat_template_kwargs},
+        )
+        return _until_final(text, body.messages[-1]) if body.continue_final_message else text
 
-    def output(self, use: ToolUse | None, *, is_thinking: bool) -> OutputForm | None:
+    def _of_effort(self, effort: str | None) -> dict[str, object]:
+        """What the template calls it."""
+        names = self._tokenizer.template.variables
+        if effort is None or (effort == "none" and not self.thinks):
+            return {}
+        if "reasoning_effort" in names:
+            return {"reasoning_effort": effort}
+        if effort == "none" and "enable_thinking" in names:
+            return {"enable_thinking": False}
+        raise BadRequest(
+            f"'reasoning_effort' {effort!r} is not supported: this model's chat template has no "
+            "place for it.",
+            param="reasoning_effort",
+            code="unsupported_parameter",
+        )
+
+    def output(
+        self, body: ChatBody, use: ToolUse | None, *, is_thinking: bool
+    ) -> OutputForm | None:
         """None: the text is the answer."""
         format = self.check(use)
         if format is None and not self.thinks:
@@ -99,7 +126,8 @@ class ChatStyle:
 
         def new_parser() -> OutputParser:
             thoughts = ReasoningParser(is_open=is_thinking) if self.thinks else None
-            return OutputParser(thoughts, format.parser(names) if format is not None else None)
+            calls = format.parser(names) if format is not None else None
+            return OutputParser(thoughts, calls, is_silent=not body.include_reasoning)
 
         return OutputForm(new_parser, format.id_chars if format is not None else 0)
 
@@ -110,6 +138,17 @@ class ChatStyle:
             marks = [*marks, reasoning.OPEN, reasoning.CLOSE]
         ids = map(self._tokenizer.token_of, marks)
         return frozenset(token_id for token_id in ids if token_id is not None)
+
+
+def _until_final(text: str, final: ChatMessage) -> str:
+    """Open for the rest of the last message: templates may trim it."""
+    for told in (final.text, final.text.strip()):
+        if told and (begin := text.rfind(told)) >= 0:
+            return text[: begin + len(told)]
+    raise BadRequest(
+        "'continue_final_message' needs a last message with text that the chat template shows.",
+        param="continue_final_message",
+    )
 
 
 def _format(

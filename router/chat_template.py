@@ -37,7 +37,9 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self.source = source
-        self.knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+        self.variables = meta.find_undeclared_variables(environment.parse(source))
+        """What it may be given."""
+        self.knows_tools = "tools" in self.variables
         """It tells a model of tools, and shows calls and results."""
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)

@@ -19,13 +19,13 @@ from router.stop import StopStrings
 
 
 class PieceToken(NamedTuple):
-    """A token with logprobs."""
+    """A token, with logprobs if they were asked for."""
 
     token_id: int
     text_offset: int
     """Where its text begins in the choice's, in characters."""
     logprobs: TokenLogprobs | None
-    """None of the first token of a prompt: nothing is before it."""
+    """None of the first token of a prompt too: nothing is before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Piece:
     text: str
     """Empty only in a choice's last piece."""
     tokens: tuple[PieceToken, ...]
-    """Those whose logprobs go with it; none unless they were asked for."""
+    """Those that go with it; none unless they, or logprobs, were asked for."""
     num_tokens: int
     """Output tokens of the choice so far."""
     num_cached_tokens: int
@@ -68,10 +68,16 @@ class Choice:
         min_tokens: int,
         timer: TokenTimer,
         emit: Callable[[Piece], None],
+        *,
+        keeps_stop: bool = False,
+        keeps_tokens: bool = False,
     ) -> None:
+        """`keeps_stop`: a stop string is part of the text that it ends. `keeps_tokens`: tokens go
+        out without logprobs too."""
         self._index = index
         self._detokenizer = detokenizer
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops, are_kept=keeps_stop)
+        self._keeps_tokens = keeps_tokens
         self._min_tokens = min_tokens
         self._timer = timer
         self._emit = emit
@@ -123,7 +129,9 @@ class Choice:
             self._num_tokens += 1
             if logprobs:
                 self._sum_logprobs += logprobs[index].logprob
-                self._held.append(PieceToken(token_id, self._num_certain, logprobs[index]))
+            if logprobs or self._keeps_tokens:
+                told = logprobs[index] if logprobs else None
+                self._held.append(PieceToken(token_id, self._num_certain, told))
             certain = self._detokenizer.push(token_id)
             self._num_certain += len(certain)
             if self._num_tokens <= self._min_tokens:  # stop strings are looked for behind them

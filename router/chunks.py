@@ -26,27 +26,29 @@ class Chunks:
         """What stands before and behind the text, of each choice that has begun; None where a text
         does not go out as it is."""
 
-    def of(self, pieces: Sequence[Piece]) -> bytes:
-        """Their events; before a choice's first piece, what opens it."""
-        return b"".join(part for piece in pieces for part in self._of(piece))
+    def of(self, pieces: Sequence[Piece], so_far: Usage | None = None) -> bytes:
+        """Their events; before a choice's first piece, what opens it. `so_far`: the usage that each
+        of them tells."""
+        return b"".join(part for piece in pieces for part in self._of(piece, so_far))
 
     def usage(self, usage: Usage) -> bytes:
         return event(self._form.chunk([], usage, has_usage=True))
 
-    def _of(self, piece: Piece) -> Iterator[bytes]:
+    def _of(self, piece: Piece, so_far: Usage | None) -> Iterator[bytes]:
         if piece.index not in self._around:
             self._around[piece.index] = self._around_text(piece.index)
-            yield from map(self._chunk, self._form.opening(piece.index))
+            yield from (self._chunk(choice, so_far) for choice in self._form.opening(piece.index))
         around = self._around[piece.index]
-        if around is not None and piece.finish_reason is None and not piece.tokens:
+        is_text_alone = piece.finish_reason is None and not piece.tokens
+        if around is not None and is_text_alone and so_far is None:
             text = to_json(piece.text)
             yield from (around[0], text if text.isascii() else one_line(text.decode()).encode())
             yield around[1]
         else:
-            yield from map(self._chunk, self._form.delta(piece))
+            yield from (self._chunk(choice, so_far) for choice in self._form.delta(piece))
 
-    def _chunk(self, choice: ChatChunkChoice | TextChoice) -> bytes:
-        return event(self._form.chunk([choice], has_usage=self._has_usage))
+    def _chunk(self, choice: ChatChunkChoice | TextChoice, so_far: Usage | None = None) -> bytes:
+        return event(self._form.chunk([choice], so_far, has_usage=self._has_usage))
 
     def _around_text(self, index: int) -> tuple[bytes, bytes] | None:
         if not self._form.is_plain:

@@ -43,6 +43,8 @@ async def generate(
                 prompt.sampling.min_tokens,
                 TokenTimer(metrics, record.read_ns / 1e9, told.first_token),
                 outbox.put_nowait,
+                keeps_stop=request.keeps_stop,
+                keeps_tokens=request.has_token_ids,
             )
             for _ in range(prompt.num_samples)
         ]

@@ -1,6 +1,7 @@
 """Logprobs as OpenAI shows them: one shape in chats, another in text completions."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from pydantic import BaseModel
@@ -12,8 +13,20 @@ from router.token_bytes import token_text
 LEAST = -9999.0
 """JSON has no infinity; OpenAI writes this for "hardly ever"."""
 
-BytesOf = Callable[[int], bytes]
-"""Token id → what it stands for."""
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What tokens are called in answers."""
+
+    raw: Callable[[int], bytes]
+    """Token id → what it stands for."""
+    are_ids: bool = False
+    """vLLM's `return_tokens_as_token_ids`: no two tokens have one name."""
+
+    def __call__(self, token_id: int, raw: bytes | None = None) -> str:
+        if self.are_ids:
+            return f"token_id:{token_id}"
+        return token_text(self.raw(token_id) if raw is None else raw)
 
 
 class TopLogprob(BaseModel):
@@ -31,10 +44,10 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
     @classmethod
-    def of(cls, tokens: Iterable[PieceToken], bytes_of: BytesOf) -> Self:
+    def of(cls, tokens: Iterable[PieceToken], names: Names) -> Self:
         def top(token_id: int, logprob: float) -> TopLogprob:
-            raw = bytes_of(token_id)
-            return TopLogprob(token=token_text(raw), logprob=_finite(logprob), bytes=list(raw))
+            raw = names.raw(token_id)
+            return TopLogprob(token=names(token_id, raw), logprob=_finite(logprob), bytes=list(raw))
 
         return cls(
             content=[
@@ -70,14 +83,14 @@ class TextLogprobs(BaseModel):
     """Of the token itself too: one more than was asked for where it is not among the likeliest."""
 
     @classmethod
-    def of(cls, tokens: Sequence[PieceToken], bytes_of: BytesOf) -> Self:
-        texts = [token_text(bytes_of(token.token_id)) for token in tokens]
+    def of(cls, tokens: Sequence[PieceToken], names: Names) -> Self:
+        texts = [names(token.token_id) for token in tokens]
         own: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         for token, text in zip(tokens, texts, strict=True):
             told = token.logprobs
             own.append(None if told is None else _finite(told.logprob))
-            tops.append(None if told is None else _top(told, text, bytes_of))
+            tops.append(None if told is None else _top(told, text, names))
         return cls(
             text_offset=[token.text_offset for token in tokens],
             token_logprobs=own,
@@ -87,13 +100,13 @@ class TextLogprobs(BaseModel):
 
 
 def prompt_logprobs(
-    tokens: Iterable[tuple[int, TokenLogprobs | None]] | None, bytes_of: BytesOf
+    tokens: Iterable[tuple[int, TokenLogprobs | None]] | None, names: Names
 ) -> PromptLogprobs | None:
     if tokens is None:
         return None
 
     def entry(token_id: int, logprob: float, rank: int) -> PromptLogprob:
-        text = token_text(bytes_of(token_id))
+        text = token_text(names.raw(token_id))
         return PromptLogprob(logprob=_finite(logprob), rank=rank, decoded_token=text)
 
     shown: PromptLogprobs = []
@@ -108,10 +121,10 @@ def prompt_logprobs(
     return shown
 
 
-def _top(told: TokenLogprobs, text: str, bytes_of: BytesOf) -> dict[str, float]:
+def _top(told: TokenLogprobs, text: str, names: Names) -> dict[str, float]:
     top: dict[str, float] = {}
     for token_id, value in told.top:  # two tokens may have one text
-        top.setdefault(token_text(bytes_of(token_id)), _finite(value))
+        top.setdefault(names(token_id), _finite(value))
     top.setdefault(text, _finite(told.logprob))
     return top
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from router.gate import GUARDED
 from router.limits import Limits
-from router.schemas import UNSUPPORTED
+from router.unsupported import UNSUPPORTED
 
 Json = dict[str, Any]
 

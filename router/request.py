@@ -129,6 +129,16 @@ class ValidRequest:
     """None: the text is the answer as it stands."""
     shown_token_ids: frozenset[int] = frozenset()
     """Special tokens that are part of the text."""
+    keeps_stop: bool = False
+    """The stop string that ends a text is part of it."""
+    has_token_ids: bool = False
+    """They are part of the answer, the prompt's too."""
+    names_are_ids: bool = False
+    """Logprobs name tokens by their ids."""
+    has_continuous_usage: bool = False
+    """In every chunk."""
+    has_output: bool = True
+    """False: the answer is about the prompt alone."""
     priority: int = 0
     """Among its tenant's; lower goes first."""
 

@@ -6,7 +6,7 @@ is sent when is router/answer.py's.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +14,8 @@ from pydantic import BaseModel, Field
 
 from router.chat_objects import ChatChoice, ChatChunkChoice, is_none
 from router.choice import Piece, PieceToken
-from router.logprobs import BytesOf, PromptLogprobs, TextLogprobs, prompt_logprobs
-from router.request import FinishReason, RequestId, TokenLogprobs
+from router.logprobs import Names, PromptLogprobs, TextLogprobs, prompt_logprobs
+from router.request import FinishReason, TokenLogprobs, ValidPrompt, ValidRequest
 
 Object = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
 
@@ -29,6 +29,8 @@ class WholeChoice:
     finish_reason: FinishReason
     prompt_tokens: tuple[tuple[int, TokenLogprobs | None], ...] | None = None
     """(token id, its logprobs) of the prompt, if asked for."""
+    token_ids: tuple[int, ...] = ()
+    """Output tokens, if they are part of the answer."""
 
 
 class TextChoice(BaseModel):
@@ -39,7 +41,10 @@ class TextChoice(BaseModel):
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     prompt_logprobs: PromptLogprobs | None = Field(default=None, exclude_if=is_none)
-    """Beyond OpenAI's, where vLLM has it."""
+    """Beyond OpenAI's, where vLLM has it; so are the next two."""
+    token_ids: Sequence[int] | None = Field(default=None, exclude_if=is_none)
+    """As many as there are; of a chunk, more."""
+    prompt_token_ids: Sequence[int] | None = Field(default=None, exclude_if=is_none)
 
 
 class PromptTokensDetails(BaseModel):
@@ -55,7 +60,7 @@ class Usage(BaseModel):
 
 class Completion(BaseModel):
     """An answer, or a chunk of one. Chunks have `usage` only if the client asked for it; then it
-    is null in all but the last."""
+    is null in all but the last, unless the client asked for it in each."""
 
     id: str
     object: Object
@@ -64,7 +69,8 @@ class Completion(BaseModel):
     choices: Sequence[ChatChoice | ChatChunkChoice | TextChoice]
     usage: Usage | None = None
     prompt_logprobs: PromptLogprobs | None = Field(default=None, exclude_if=is_none)
-    """Beyond OpenAI's: of a chat, where vLLM has it."""
+    """Beyond OpenAI's: of a chat, where vLLM has it; so is the next."""
+    prompt_token_ids: Sequence[int] | None = Field(default=None, exclude_if=is_none)
 
 
 class Format(ABC):
@@ -74,20 +80,21 @@ class Format(ABC):
     whole_object: Object
     chunk_object: Object
 
-    def __init__(self, request_id: RequestId, model: str, bytes_of: BytesOf) -> None:
-        self._id = f"{self.prefix}-{request_id}"
+    def __init__(self, request: ValidRequest, model: str, bytes_of: Callable[[int], bytes]) -> None:
+        self._id = f"{self.prefix}-{request.request_id}"
         self._model = model
-        self._bytes_of = bytes_of
+        self._request = request
+        self._names = Names(bytes_of, request.names_are_ids)
         self._created = int(time.time())
 
     @property
     def is_plain(self) -> bool:
         """A piece's text goes out as it is: the chunks of pieces that have nothing else differ in
         it alone."""
-        return True
+        return not self._request.has_token_ids
 
     @abstractmethod
-    def opening(self, index: int) -> list[ChatChunkChoice]:
+    def opening(self, index: int) -> list[ChatChunkChoice] | list[TextChoice]:
         """What comes before the first piece of a choice."""
 
     @abstractmethod
@@ -135,26 +142,43 @@ class TextFormat(Format):
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
-    def opening(self, index: int) -> list[ChatChunkChoice]:
-        return []
+    def opening(self, index: int) -> list[TextChoice]:
+        prompt = self._prompt_of(index)
+        if prompt.echo is None and not self._request.has_token_ids:
+            return []
+        text = prompt.echo.text if prompt.echo is not None else ""
+        opening = TextChoice(index=index, text=text, logprobs=None, finish_reason=None)
+        if self._request.has_token_ids:
+            opening.prompt_token_ids, opening.token_ids = prompt.token_ids, ()
+        return [opening]
 
     def delta(self, piece: Piece) -> list[TextChoice]:
         reason: Literal["stop", "length"] | None = (
             piece.finish_reason.value if piece.finish_reason is not None else None
         )
-        logprobs = self._logprobs(piece.tokens or None)
-        return [
-            TextChoice(index=piece.index, text=piece.text, logprobs=logprobs, finish_reason=reason)
-        ]
+        tokens = piece.tokens if self._request.has_logprobs else ()
+        logprobs = self._logprobs(tokens or None)
+        more = TextChoice(
+            index=piece.index, text=piece.text, logprobs=logprobs, finish_reason=reason
+        )
+        if self._request.has_token_ids:
+            more.token_ids = [token.token_id for token in piece.tokens]
+        return [more]
 
     def _logprobs(self, tokens: Sequence[PieceToken] | None) -> TextLogprobs | None:
-        return None if tokens is None else TextLogprobs.of(tokens, self._bytes_of)
+        return None if tokens is None else TextLogprobs.of(tokens, self._names)
+
+    def _prompt_of(self, index: int) -> ValidPrompt:
+        return self._request.prompts[index // self._request.n]
 
     def choice(self, whole: WholeChoice) -> TextChoice:
+        has_ids = self._request.has_token_ids
         return TextChoice(
             index=whole.index,
             text=whole.text,
             logprobs=self._logprobs(whole.tokens),
             finish_reason=whole.finish_reason.value,
-            prompt_logprobs=prompt_logprobs(whole.prompt_tokens, self._bytes_of),
+            prompt_logprobs=prompt_logprobs(whole.prompt_tokens, self._names),
+            token_ids=whole.token_ids if has_ids else None,
+            prompt_token_ids=self._prompt_of(whole.index).token_ids if has_ids else None,
         )

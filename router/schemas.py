@@ -6,7 +6,6 @@ clients always send those.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,27 +15,7 @@ from router.message_schemas import ChatMessage, check_messages
 from router.structured_output import StructuredOutputFields
 from router.tokenizer import JSONObject
 from router.tool_schemas import ToolFields
-
-# Parameter → values that ask for nothing; null always does.
-UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "moderation": (),
-    "parallel_tool_calls": (True, False),  # says nothing as long as there are no tools
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "verbosity": (),
-    "web_search_options": (),
-}
+from router.unsupported import asked_for
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -54,6 +33,7 @@ class _Strict(BaseModel):
 
 class StreamOptions(_Strict):
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: in every chunk
     include_obfuscation: Literal[False] = False
 
 
@@ -89,6 +69,12 @@ class RequestBody(StructuredOutputFields, _Strict, ABC):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
 
     @property
     @abstractmethod
@@ -107,16 +93,7 @@ class RequestBody(StructuredOutputFields, _Strict, ABC):
     @classmethod
     def parse(cls, body: JSONObject) -> Self:
         """Raises BadRequest, naming the parameter."""
-        present = {
-            name: value for name, value in body.items() if not _asks_nothing(cls, name, value)
-        }
-        for name in present:
-            if name in UNSUPPORTED and name not in cls.model_fields:
-                raise BadRequest(
-                    f"{name!r} is not supported with this value.",
-                    param=name,
-                    code="unsupported_parameter",
-                )
+        present = asked_for(cls, body)
         try:
             request = cls.model_validate(present)
         except ValidationError as error:
@@ -139,11 +116,22 @@ class ChatBody(ToolFields, RequestBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    # Beyond OpenAI's, as vLLM names them.
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, object] = {}
+    include_reasoning: bool = True
 
     @classmethod
     def parse(cls, body: JSONObject) -> Self:
         request = super().parse(body)
         check_messages(request.messages)
+        if request.continue_final_message and body.get("add_generation_prompt"):
+            raise BadRequest(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+                param="continue_final_message",
+            )
         return request
 
     @property
@@ -160,8 +148,20 @@ class CompletionBody(RequestBody):
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool = False
     best_of: Count | None = None
+
+    @classmethod
+    def parse(cls, body: JSONObject) -> Self:
+        request = super().parse(body)
+        tells_prompt = request.echo or request.prompt_logprobs is not None
+        if request.max_tokens == 0 and (request.stream or not tells_prompt):
+            raise BadRequest(
+                "'max_tokens' may be 0 with 'echo' or 'prompt_logprobs' only, and not streamed.",
+                param="max_tokens",
+            )
+        return request
 
     @property
     def num_samples(self) -> int:
@@ -185,21 +185,13 @@ class CompletionBody(RequestBody):
 
     @property
     def num_prompt_logprobs(self) -> int:
-        if self.echo and self.stream:
-            raise BadRequest("'echo' is not available when 'stream' is true.", param="echo")
+        if self.echo and self.stream and self.num_logprobs:
+            raise BadRequest(
+                "'echo' is not available when 'stream' is true and 'logprobs' are wanted: those of "
+                "the prompt are known at the end.",
+                param="echo",
+            )
         return max(super().num_prompt_logprobs, self.num_logprobs if self.echo else 0)
-
-
-def _asks_nothing(model: type[BaseModel], name: str, value: object) -> bool:
-    if name in model.model_fields:
-        return value is None
-    if name not in UNSUPPORTED:
-        return False
-    # By type too: 1 == True, and `n: true` is no number.
-    return value is None or any(
-        value == nothing and isinstance(value, bool) == isinstance(nothing, bool)
-        for nothing in UNSUPPORTED[name]
-    )
 
 
 def _bad_request(error: ValidationError, body: JSONObject) -> BadRequest:

@@ -8,9 +8,11 @@ may be the beginning of a stop string is held back, so that none leaks in part.
 class StopStrings:
     """Watches one stream of text."""
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, are_kept: bool = False) -> None:
+        """`are_kept`: the text ends behind the stop string."""
         assert all(stops), "an empty stop string would end every text"
         self._stops = stops
+        self._are_kept = are_kept
         self._held = ""
         self.is_hit = False
 
@@ -25,7 +27,8 @@ class StopStrings:
         ]
         if hits:
             self.is_hit = True
-            return self._take(min(hits)[1])
+            end, begin = min(hits)
+            return self._take(end if self._are_kept else begin)
         return self._take(len(self._held) - self._num_ambiguous())
 
     def flush(self) -> str:

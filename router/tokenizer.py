@@ -37,7 +37,9 @@ class TextTokenizer:
         vocab_size: int,
         chat_template: ChatTemplate | None,
         vocabulary: Vocabulary | None = None,
+        end_token_ids: Collection[int] = (),
     ) -> None:
+        self._end_token_ids = frozenset(end_token_ids)
         self._tokenizer = tokenizer
         self.chat_template = chat_template
         added = tokenizer.get_added_tokens_decoder()
@@ -60,14 +62,18 @@ class TextTokenizer:
         vocab_size = size if isinstance(size, int) else tokenizer.get_vocab_size()
         source = _template_source(path, config)
         template = ChatTemplate(source, _special_tokens(config)) if source else None
-        return cls(tokenizer, vocab_size, template, _vocabulary(path, vocab_size))
+        ends = _end_token_ids(path)
+        vocabulary = _vocabulary(path, vocab_size, ends)
+        named = tokenizer.token_to_id(_special_tokens(config).get("eos_token", ""))
+        ends = ends if named is None else [*ends, named]
+        return cls(tokenizer, vocab_size, template, vocabulary, ends)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """A prompt as it stands, with the special tokens that the model wants around it."""
         return self._encode(text, add_special_tokens=True)
 
     def encode_bare(self, text: str) -> tuple[int, ...]:
-        """A piece of text, without special tokens around it."""
+        """A piece of text, without special tokens around it; those written out in it count."""
         return self._encode(text, add_special_tokens=False)
 
     @property
@@ -77,14 +83,15 @@ class TextTokenizer:
             raise BadRequest("This model has no chat template; use /v1/completions.")
         return self.chat_template
 
-    def encode_rendered(self, text: str) -> tuple[int, ...]:
-        """A prompt that has its special tokens written out, as a chat template does."""
-        return self._encode(text, add_special_tokens=False)
-
     def token_of(self, text: str) -> int | None:
         """The id of the token of its own that the text has, if it has."""
         token_id: int | None = self._tokenizer.token_to_id(text)
         return token_id
+
+    @property
+    def inner_special_ids(self) -> frozenset[int]:
+        """Special tokens but those that end outputs."""
+        return self._special_ids - self._end_token_ids
 
     def detokenizer(self, shown: Collection[int] = ()) -> Detokenizer:
         """`shown`: special tokens that are part of the text all the same."""
@@ -117,11 +124,14 @@ def _read_json(path: Path) -> JSONObject:
     return content
 
 
-def _vocabulary(path: Path, vocab_size: int) -> Vocabulary | None:
+def _end_token_ids(path: Path) -> list[int]:
     ends = _read_json(path / "generation_config.json").get("eos_token_id")
     ends = _read_json(path / "config.json").get("eos_token_id") if ends is None else ends
     listed = ends if isinstance(ends, list) else [ends]
-    end_token_ids = [token_id for token_id in listed if isinstance(token_id, int)]
+    return [token_id for token_id in listed if isinstance(token_id, int)]
+
+
+def _vocabulary(path: Path, vocab_size: int, end_token_ids: Sequence[int]) -> Vocabulary | None:
     try:
         return Vocabulary.from_folder(path, vocab_size, end_token_ids)
     except UnusableTokenizer as error:

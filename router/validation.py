@@ -12,7 +12,7 @@ from router.errors import BadRequest, ModelNotFound
 from router.grammar_check import GrammarCheck
 from router.request import RequestId, ValidPrompt, ValidRequest
 from router.sampling import check_ids, for_prompt, sampling_params
-from router.schemas import ChatBody, CompletionBody, RequestBody
+from router.schemas import ChatBody, CompletionBody, RequestBody, StreamOptions
 from router.structured_output import Wanted, wanted_grammar
 from router.tokenizer import TextTokenizer
 from router.tool_grammar import chat_grammar
@@ -63,8 +63,8 @@ class Validator:
         request = await self._request(request_id, body, [prompt.token_ids], max_tokens, None, asked)
         request = replace(
             request,
-            output=self._style.output(use, is_thinking=prompt.is_thinking),
-            shown_token_ids=self._style.shown_token_ids(use),
+            output=self._style.output(body, use, is_thinking=prompt.is_thinking),
+            shown_token_ids=request.shown_token_ids | self._style.shown_token_ids(use),
         )
         return _of_session(request, session or body.user or "")
 
@@ -73,9 +73,12 @@ class Validator:
     ) -> ValidRequest:
         self._check_model(body.model)
         prompts = await asyncio.to_thread(self._encode_prompts, body)
-        default = _COMPLETION_MAX_TOKENS
+        max_tokens, default = body.max_tokens, _COMPLETION_MAX_TOKENS
+        if max_tokens == 0:
+            max_tokens = 1  # of which nothing is told
         asked = wanted_grammar(body)
-        request = await self._request(request_id, body, prompts, body.max_tokens, default, asked)
+        request = await self._request(request_id, body, prompts, max_tokens, default, asked)
+        request = replace(request, has_output=body.max_tokens != 0)
         request = _of_session(request, session or body.user or "")
         return await asyncio.to_thread(self._with_echo, request) if body.echo else request
 
@@ -101,6 +104,8 @@ class Validator:
         max_model_len = await self._max_model_len()
         valid = []
         for index, token_ids in enumerate(prompts):
+            if body.truncate_prompt_tokens is not None:
+                token_ids = token_ids[-body.truncate_prompt_tokens :]
             room = _room(token_ids, max_tokens, max_model_len)
             wanted = max_tokens or min(default_max_tokens or room, room)
             prompt_id = RequestId(f"{request_id}-{index}")
@@ -109,13 +114,21 @@ class Validator:
             prompt = ValidPrompt(prompt_id, token_ids, sampling, salt, num_samples=body.num_samples)
             valid.append(prompt)
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-        options = body.stream_options
+        options = body.stream_options or StreamOptions()
+        has_usage = options.include_usage
         return ValidRequest(
             request_id=request_id,
             prompts=tuple(valid),
             stop=stop,
             is_streaming=body.stream,
-            has_usage_chunk=options is not None and options.include_usage,
+            has_usage_chunk=has_usage,
+            has_continuous_usage=has_usage and options.continuous_usage_stats,
+            shown_token_ids=(
+                frozenset() if body.skip_special_tokens else self._tokenizer.inner_special_ids
+            ),
+            keeps_stop=body.include_stop_str_in_output,
+            has_token_ids=body.return_token_ids,
+            names_are_ids=body.return_tokens_as_token_ids,
             num_prompt_logprobs=0 if body.prompt_logprobs is None else 1 + body.prompt_logprobs,
             n=body.n,
             has_logprobs=body.num_logprobs > 0,
@@ -131,10 +144,14 @@ class Validator:
             )
         encoded = []
         for prompt in prompts:
-            token_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+            token_ids = self._encode(body, prompt) if isinstance(prompt, str) else tuple(prompt)
             check_ids(token_ids, self._tokenizer.vocab_size, "prompt")
             encoded.append(token_ids)
         return encoded
+
+    def _encode(self, body: CompletionBody, prompt: str) -> TokenIds:
+        is_bare = body.add_special_tokens is False
+        return self._tokenizer.encode_bare(prompt) if is_bare else self._tokenizer.encode(prompt)
 
     def _check_model(self, name: str) -> None:
         if name != self._served_model_name:

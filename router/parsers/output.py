@@ -1,14 +1,22 @@
 """One output of a model, taken apart: what it thinks, what it says, and what it calls."""
 
 from router.parsers.chars import ToolParser
-from router.parsers.events import Event, Text, merged
+from router.parsers.events import Event, Reasoning, Text, merged
 from router.parsers.reasoning import ReasoningParser
 
 
 class OutputParser:
     """Reasoning comes first; in it nothing is a call."""
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None) -> None:
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None,
+        tools: ToolParser | None,
+        *,
+        is_silent: bool = False,
+    ) -> None:
+        """`is_silent`: nobody wants to hear what it thinks."""
+        self._is_silent = is_silent
         self._reasoning = reasoning
         self._tools = tools
 
@@ -25,6 +33,8 @@ class OutputParser:
         return merged(events)
 
     def _answer(self, events: list[Event]) -> list[Event]:
+        if self._is_silent:
+            events = [event for event in events if not isinstance(event, Reasoning)]
         if self._tools is None:
             return events
         parsed: list[Event] = []

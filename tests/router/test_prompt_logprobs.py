@@ -93,7 +93,7 @@ async def test_echo_alone(start_router: StartRouter, answer: Sequence[int]) -> N
         assert texts == [PROMPT + ANSWER, "Hi" + ANSWER]
         assert not cluster.decodes[0].requests[0].sampling.num_prompt_logprobs
         check_against_schemas({"CreateCompletionResponse": [without_nulls(response.text)]})
-        refused = await router.complete(echo=True, stream=True)
+        refused = await router.complete(echo=True, stream=True, logprobs=1)
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "echo"
 

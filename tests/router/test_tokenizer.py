@@ -17,7 +17,7 @@ MESSAGES = [Message(role="system", content="Be brief."), Message(role="user", co
 
 
 def encode_chat(tokenizer: TextTokenizer, messages: list[Message]) -> tuple[int, ...]:
-    return tokenizer.encode_rendered(tokenizer.template.render(messages))
+    return tokenizer.encode_bare(tokenizer.template.render(messages))
 
 
 def test_a_chat_becomes_the_templates_text(tokenizer: TextTokenizer) -> None:
