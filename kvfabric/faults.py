@@ -5,6 +5,9 @@ Off unless `FabricConfig.faults` says otherwise, and that is for tests. A plan i
 
     kv:drop:0.01,commit:delay:0.5:seconds=0.2,*:kill:1:times=1,seed=7
 
+`@PATH` is a file with such a list in it, read again when it changes: so a test harms a process that
+runs, now so and now otherwise. No file, or an empty one: no rules.
+
 1. Each message sent is of one kind, by what it says of itself. The first rule for that kind whose
    draw hits harms it; a rule with `times` hits no more often than that, and one with `after`
    lets so many of its kind pass first.
@@ -18,6 +21,7 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from kvfabric.control import Abort, Hello, Offer, Refused, Welcome, decode_control
 from kvfabric.errors import PeerLost
@@ -79,13 +83,7 @@ class FaultPlan:
     @classmethod
     def parse(cls, text: str) -> "FaultPlan":
         """See the module. Raises ValueError."""
-        rules, seed = [], 0
-        for part in filter(None, text.split(",")):
-            if part.startswith("seed="):
-                seed = int(part.removeprefix("seed="))
-            else:
-                rules.append(_parse_rule(part))
-        return cls(rules, seed)
+        return _FilePlan(Path(text[1:])) if text.startswith("@") else cls(*_parse_rules(text))
 
     def draw(self, kind: str) -> Rule | None:
         for rule in self._rules:
@@ -98,6 +96,35 @@ class FaultPlan:
                 self.injected[f"{kind}:{rule.fault}"] += 1
                 return rule
         return None
+
+
+class _FilePlan(FaultPlan):
+    def __init__(self, path: Path) -> None:
+        super().__init__([])
+        self._path = path
+        self._changed_ns: int | None = None
+
+    def draw(self, kind: str) -> Rule | None:
+        try:
+            changed_ns = self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        if changed_ns != self._changed_ns:
+            self._changed_ns = changed_ns
+            self._rules, seed = _parse_rules(self._path.read_text())
+            self.random.seed(seed)
+        return super().draw(kind)
+
+
+def _parse_rules(text: str) -> tuple[list[Rule], int]:
+    """And the seed."""
+    rules, seed = [], 0
+    for part in filter(None, text.split(",")):
+        if part.startswith("seed="):
+            seed = int(part.removeprefix("seed="))
+        else:
+            rules.append(_parse_rule(part))
+    return rules, seed
 
 
 def _parse_rule(text: str) -> Rule:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
+from tests.e2e.harmed import HarmedCluster
 from tests.e2e.slow_relay import CHUNK, INACTIVITY_S, POOL_BLOCKS
 
 
@@ -24,6 +25,16 @@ def slow_relay(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         for index, role in enumerate(("prefill", "decode", "prefill", "decode")):
             cluster.worker(role, cores=index % 2, token_budget=CHUNK if role == "prefill" else 512)
         cluster.router(inactivity_s=INACTIVITY_S, status_interval_s=0.1)
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def harmed(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HarmedCluster]:
+    cluster = HarmedCluster(tmp_path_factory.mktemp("harmed"), tiny_llama)
+    try:
         cluster.wait_ready()
         yield cluster
     finally:

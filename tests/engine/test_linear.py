@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -21,3 +24,29 @@ def test_is_the_product() -> None:
     weight, bias = torch.randn(20, 30, generator=generator), torch.randn(20, generator=generator)
     x = torch.randn(3, 30, generator=generator)
     assert torch.allclose(Linear(weight, bias)(x), x @ weight.T + bias, atol=1e-5)
+
+
+_MANY_SIZES = """
+import psutil, torch
+from engine.linear import Linear
+
+def resident(counts):
+    for count in counts:
+        for matrix in matrices:
+            matrix(torch.ones(count, 64))
+    return psutil.Process().memory_info().rss
+
+matrices = [Linear(torch.ones(size, 64), None) for size in (64, 96, 128, 192)]
+with torch.inference_mode():
+    print(resident(range(1, 120)), resident(range(120, 400)))
+"""
+
+
+def test_memory_for_kernels_has_a_bound() -> None:
+    """In a process of its own, as others' products have read the settings here. Unbounded it grows
+    by more than a hundred megabytes."""
+    told = subprocess.run(
+        [sys.executable, "-c", _MANY_SIZES], check=True, stdout=subprocess.PIPE, timeout=60
+    )
+    before, after = map(int, told.stdout.split())
+    assert after - before < 40 << 20

@@ -2,6 +2,7 @@
 nothing wrong, and leaves nothing behind."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,23 @@ QUICK: dict[str, Any] = {
 }
 HARMLESS = {Fault.DELAY, Fault.REORDER}
 """Later, or in another order: nothing is lost by it."""
+
+
+def test_a_plan_in_a_file_is_what_the_file_says_now(tmp_path: Path) -> None:
+    file = tmp_path / "plan"
+    plan = FaultPlan.parse(f"@{file}")
+    assert plan.draw("kv") is None, "there is none yet"
+    for fault in ("drop", "kill"):
+        written = tmp_path / fault
+        written.write_text(f"kv:{fault}:1:times=1,seed=7")
+        written.rename(file)
+        rule = plan.draw("kv")
+        assert rule is not None
+        assert rule.fault == fault
+        assert plan.draw("kv") is None, "once only, however often it is looked"
+    file.write_text("")
+    assert plan.draw("kv") is None
+    assert plan.injected == {"kv:drop": 1, "kv:kill": 1}
 
 
 def test_a_plan_is_parsed() -> None:
