@@ -113,6 +113,10 @@ class WorkerCollector(Collector):
             {("send",): stats.send_slots_used, ("recv",): stats.recv_slots_used},
         )
         yield _labelled(
+            GaugeMetricFamily("baton_staging_slots", "Slots there are.", labels=["budget"]),
+            {("send",): stats.send_slots, ("recv",): stats.recv_slots},
+        )
+        yield _labelled(
             GaugeMetricFamily("baton_transfers", "Transfers under way.", labels=["direction"]),
             {("in",): stats.expected_transfers, ("out",): stats.outgoing_transfers},
         )

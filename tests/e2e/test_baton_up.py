@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -12,16 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Literal
 
+import httpx
 import psutil
 import pytest
 import trustme
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
+from deploy.dashboard_panels import DASHBOARDS
 from tests.e2e.cluster import scrape
 from tests.ports import free_port
 from tests.tls_files import write_tls_files
 
+ROOT = Path(__file__).parents[2]
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 
@@ -115,6 +119,26 @@ def test_openai_client_streams(up: Up) -> None:
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == ANSWER
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 8
+
+
+def test_dashboards_and_alerts_name_what_is_exported(up: Up) -> None:
+    up.ask()
+    addresses = [row["addresses"] for row in up.cluster().values()]
+    exported = set()
+    for address in addresses:
+        assert isinstance(address, dict)
+        scraped = httpx.get(f"http://{address['metrics']}/metrics", timeout=5).text
+        exported |= set(re.findall(r"^# TYPE (\S+)", scraped, re.MULTILINE))
+    rules = (ROOT / "deploy/alerts.yml").read_text()
+    panels = [panel for dashboard in DASHBOARDS for panel in dashboard.panels]
+    expressions = [
+        *re.findall(r"expr: [^#]*", rules),
+        *(q for p in panels for q in p.queries.values()),
+    ]
+    for expression in expressions:
+        names = set(re.findall(r"\b(?:baton|process|vllm:)_\w+", expression))
+        wanted = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+        assert wanted <= exported, (expression, wanted - exported)
 
 
 class City(BaseModel):
