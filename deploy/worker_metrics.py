@@ -108,14 +108,7 @@ class WorkerCollector(Collector):
 
     def _fabric_families(self) -> Iterator[Metric]:
         stats = self._fabric.stats()
-        yield _labelled(
-            GaugeMetricFamily("baton_staging_slots_used", "Slots in use.", labels=["budget"]),
-            {("send",): stats.send_slots_used, ("recv",): stats.recv_slots_used},
-        )
-        yield _labelled(
-            GaugeMetricFamily("baton_staging_slots", "Slots there are.", labels=["budget"]),
-            {("send",): stats.send_slots, ("recv",): stats.recv_slots},
-        )
+        yield from _slot_families(stats)
         yield _labelled(
             GaugeMetricFamily("baton_transfers", "Transfers under way.", labels=["direction"]),
             {("in",): stats.expected_transfers, ("out",): stats.outgoing_transfers},
@@ -170,6 +163,17 @@ class WorkerCollector(Collector):
                 ),
                 {(name,): count for name, count in stats.injected_faults.items()},
             )
+
+
+def _slot_families(stats: FabricStats) -> Iterator[Metric]:
+    yield _labelled(
+        GaugeMetricFamily("baton_staging_slots_used", "Slots in use.", labels=["budget"]),
+        {("send",): stats.send_slots_used, ("recv",): stats.recv_slots_used},
+    )
+    yield _labelled(
+        GaugeMetricFamily("baton_staging_slots", "Slots there are.", labels=["budget"]),
+        {("send",): stats.send_slots, ("recv",): stats.recv_slots},
+    )
 
 
 def _violations(engine: EngineStats, fabric: FabricStats) -> Metric:
