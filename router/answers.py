@@ -2,8 +2,9 @@
 an answer back. What is sent is made by router/responses.py and the endpoints themselves.
 """
 
+import importlib.metadata
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel
 
@@ -43,6 +44,17 @@ class Model(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: Sequence[Model]
+
+
+class Version(BaseModel):
+    version: str
+
+    @classmethod
+    def of_package(cls) -> Self:
+        try:
+            return cls(version=importlib.metadata.version("baton-serving"))
+        except importlib.metadata.PackageNotFoundError:
+            return cls(version="unknown")  # run from a clone that is not installed
 
 
 class Status(BaseModel):

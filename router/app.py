@@ -27,6 +27,7 @@ from router.answers import (
     Status,
     TextCompletion,
     TextCompletionChunk,
+    Version,
 )
 from router.chat_format import ChatFormat
 from router.chat_style import ChatStyle
@@ -52,6 +53,7 @@ from router.request_id import RequestIds, request_id_of
 from router.requests_api import add_requests
 from router.responses import Format, TextFormat
 from router.schemas import ChatBody, CompletionBody
+from router.token_api import DetokenizeBody, Detokenized, TokenApi, TokenizeBody, Tokenized
 from router.tokenizer import JSONObject, TextTokenizer
 from router.validation import Validator
 from router.workers import WorkerSet
@@ -64,6 +66,8 @@ MAX_SESSION = 256
 POSTS: Posts = {
     "/v1/chat/completions": Posted(ChatBody, ChatCompletionChunk),
     "/v1/completions": Posted(CompletionBody, TextCompletionChunk),
+    "/tokenize": Posted(TokenizeBody),
+    "/detokenize": Posted(DetokenizeBody),
 }
 
 Work = Callable[[RequestRecord, JSONObject, Reply], Coroutine[Any, Any, None]]
@@ -111,13 +115,16 @@ class Router:
         )
         self.grammars = GrammarCheck(tokenizer.vocabulary)
         self._limits = _limits(config)
+        style = ChatStyle(tokenizer, config.tool_call_parser, config.reasoning_parser)
+        name, max_model_len = config.served_model_name, self.dispatcher.max_model_len
+        self.tokens = TokenApi(tokenizer, style, name, max_model_len)
         self._validator = Validator(
             tokenizer,
-            ChatStyle(tokenizer, config.tool_call_parser, config.reasoning_parser),
+            style,
             config.served_model_name,
             self.grammars,
             max_prompts=config.max_prompts,
-            max_model_len=self.dispatcher.max_model_len,
+            max_model_len=max_model_len,
         )
 
     async def chat(self, record: RequestRecord, body: JSONObject, reply: Reply) -> None:
@@ -233,6 +240,16 @@ def _add_completions(app: FastAPI) -> None:
         router = _router_of(request)
         return router.exchange(router.completion, request)
 
+    @app.post("/tokenize", responses=answers(Tokenized))
+    async def tokenize(request: Request) -> Response:
+        router = _router_of(request)
+        return router.exchange(router.tokens.tokenize, request)
+
+    @app.post("/detokenize", responses=answers(Detokenized))
+    async def detokenize(request: Request) -> Response:
+        router = _router_of(request)
+        return router.exchange(router.tokens.detokenize, request)
+
 
 def _add_models(app: FastAPI, name: str) -> None:
     model = Model(id=name, created=int(time.time()))
@@ -262,6 +279,10 @@ def _add_operations(app: FastAPI, registry: CollectorRegistry) -> None:
         if not is_ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return Status(status="ready" if is_ready else "waiting for workers")
+
+    @app.get("/version")
+    async def version() -> Version:
+        return Version.of_package()
 
     @app.get("/v1/ledger", responses=answers(Ledger))
     async def ledger(request: Request) -> Response:

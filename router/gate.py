@@ -15,7 +15,8 @@ from router.admission import Admission
 from router.errors import ApiError
 from router.tenant import EVERYBODY, Grant
 
-GUARDED = "/v1/"
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
+"""Beginnings of paths."""
 _KEY = "baton.grant"
 
 

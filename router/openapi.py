@@ -147,7 +147,9 @@ def _nullable(schema: Json) -> Json:
 def _bound(schema: Json, model: str, limits: Limits) -> None:
     """What this router has and allows, where JSON Schema has a word for it."""
     properties = schema["properties"]
-    properties["model"]["enum"] = [model]
+    for part in _alternatives(properties["model"]):
+        if part.get("type") == "string":
+            part["enum"] = [model]
     for name, kind, word, most in (
         ("messages", "array", "maxItems", limits.max_messages),
         ("stop", "array", "maxItems", limits.max_stops),

@@ -6,7 +6,7 @@ clients always send those.
 """
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,6 +16,8 @@ from router.structured_output import StructuredOutputFields
 from router.tokenizer import JSONObject
 from router.tool_schemas import ToolFields
 from router.unsupported import asked_for
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -93,11 +95,7 @@ class RequestBody(StructuredOutputFields, _Strict, ABC):
     @classmethod
     def parse(cls, body: JSONObject) -> Self:
         """Raises BadRequest, naming the parameter."""
-        present = asked_for(cls, body)
-        try:
-            request = cls.model_validate(present)
-        except ValidationError as error:
-            raise _bad_request(error, present) from error
+        request = parsed(cls, asked_for(cls, body))
         if request.stream_options is not None and not request.stream:
             raise BadRequest(
                 "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
@@ -192,6 +190,14 @@ class CompletionBody(RequestBody):
                 param="echo",
             )
         return max(super().num_prompt_logprobs, self.num_logprobs if self.echo else 0)
+
+
+def parsed(model: type[BodyT], body: JSONObject) -> BodyT:
+    """Raises BadRequest, naming the parameter."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _bad_request(error, body) from error
 
 
 def _bad_request(error: ValidationError, body: JSONObject) -> BadRequest:

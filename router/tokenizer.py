@@ -88,6 +88,15 @@ class TextTokenizer:
         token_id: int | None = self._tokenizer.token_to_id(text)
         return token_id
 
+    def token_name(self, token_id: int) -> str:
+        """As the tokenizer's files name it; empty if it has none."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """With special tokens."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
     @property
     def inner_special_ids(self) -> frozenset[int]:
         """Special tokens but those that end outputs."""
