@@ -40,10 +40,10 @@ def _check_samples(request: EngineRequest, pool: BlockPool, max_num_seqs: int) -
     shared = num_prompt // pool.block_size
     whole = pool.blocks_for(num_prompt + request.sampling.max_tokens)
     own = min(pool.blocks_for(num_prompt) + 1, whole) - shared
-    if shared + own * count > pool.num_blocks:
+    if shared + own * count > pool.num_grantable:
         raise RequestTooLong(
             f"n is {count}: so many samples of a prompt of {num_prompt} tokens need more than the "
-            f"pool's {pool.num_blocks} blocks of {pool.block_size}"
+            f"pool's {pool.num_grantable} blocks of {pool.block_size}"
         )
 
 

@@ -9,53 +9,36 @@ Ids, counts and hashes only: no tensors, no sequences, no clock. Engine thread o
     cached ──share──▶ held      another sequence has the same prefix
     held ──fork──▶ held         another sample of the same prompt; shared, whatever its hash
     cached ──(take, redeem)──▶ held     evicted, the least recently used first, when none is free
+    cached ◀──(pin, unpin)──▶ pinned    never evicted; else as a cached one
 
 A block that several sequences hold is held once; it is free or cached when the last lets go. So
 is one whose copies are under way: nothing that is copied is ever evicted. Blocks with a hash are
 never written again: who holds one only reads it.
 
-Always free + cached + held + in_flight + promised = num_blocks. Promises are met from free blocks
-first: cached ones that they will need are not counted as cached any more.
+Always free + cached + pinned + held + in_flight + promised = num_blocks. Promises are met from free
+blocks first: cached ones that they will need are not counted as cached any more. No more than
+`max_pinned` are kept for pins (engine/pins.py), held ones included: all others can be had.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from engine.block_ledger import BlockLedger
 from engine.cache_journal import CacheJournal
+from engine.pins import Pins
 from engine.request import BlockId
 from runtime.block_hash import BlockHash
-
-
-@dataclass(frozen=True, slots=True)
-class BlockLedger:
-    """Where the blocks of a pool are."""
-
-    free: int
-    """Neither used nor spoken for."""
-    cached: int
-    """Nobody's, but with KV that a prompt may find again; as good as free."""
-    held: int
-    """Referenced by a sequence."""
-    in_flight: int
-    """Owned by nobody, but a copy is under way."""
-    promised: int
-    """Taken by no id yet, but spoken for."""
-
-    @property
-    def unused(self) -> int:
-        """Nobody's: free or cached."""
-        return self.free + self.cached
 
 
 class BlockPool:
     """See the module."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        assert num_blocks > 0, num_blocks
+    def __init__(self, num_blocks: int, block_size: int, max_pinned: int = 0) -> None:
+        assert 0 <= max_pinned < num_blocks, (max_pinned, num_blocks)
         assert block_size > 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.max_pinned = max_pinned
         self.journal = CacheJournal()
         """Hears what the prefix cache has and has not."""
         self._free = [BlockId(i) for i in reversed(range(num_blocks))]  # a stack: warm ids first
@@ -64,6 +47,9 @@ class BlockPool:
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._by_hash: dict[BlockHash, BlockId] = {}
         self._evictable: OrderedDict[BlockId, None] = OrderedDict()  # oldest first
+        self._pins = Pins()
+        self._pinned: set[BlockId] = set()  # held or not
+        self._kept: set[BlockId] = set()  # of those, nobody's
         self._num_references = 0
         self._num_held = 0
         self._num_in_flight = 0
@@ -73,6 +59,11 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that may be taken or promised now."""
         return len(self._free) + len(self._evictable) - self._num_promised
+
+    @property
+    def num_grantable(self) -> int:
+        """Blocks that one request may have, whatever is pinned."""
+        return self.num_blocks - self.max_pinned
 
     @property
     def num_in_flight(self) -> int:
@@ -87,10 +78,8 @@ class BlockPool:
     def is_balanced(self) -> bool:
         """Every block is counted once, and no more are promised than there are."""
         resting = len(self._free) + len(self._evictable)
-        return (
-            resting + self._num_held + self._num_in_flight == self.num_blocks
-            and 0 <= self._num_promised <= resting
-        )
+        used = len(self._kept) + self._num_held + self._num_in_flight
+        return resting + used == self.num_blocks and 0 <= self._num_promised <= resting
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill, the last one perhaps in part."""
@@ -147,6 +136,8 @@ class BlockPool:
             self._hashes[block_id] = block_hash
             self._by_hash[block_hash] = block_id
             self.journal.stored(block_hash)
+            if block_hash in self._pins and len(self._pinned) < self.max_pinned:
+                self._pinned.add(block_id)
 
     def lookup(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
         """The longest cached prefix of a chain; `hashes` is read no further than the first miss."""
@@ -168,6 +159,7 @@ class BlockPool:
         for block_id in block_ids:
             assert self._hashes[block_id] is not None, block_id
             self._evictable.pop(block_id, None)
+            self._kept.discard(block_id)
             self._add_reference(block_id)
 
     def fork(self, block_ids: Iterable[BlockId]) -> None:
@@ -175,6 +167,56 @@ class BlockPool:
         for block_id in block_ids:
             assert self._num_refs[block_id] > 0, block_id
             self._add_reference(block_id)
+
+    # ── pins ──
+
+    def pin(self, name: str, hashes: Sequence[BlockHash], until_s: float) -> tuple[int, int]:
+        """Keeps what of these is cached or comes to be, until that moment. How many are cached
+        now, and how many of those are kept."""
+        self._pins.add(name, hashes, until_s)
+        self._choose_pinned()
+        cached = [self._by_hash[one] for one in hashes if one in self._by_hash]
+        return len(cached), len(self._pinned.intersection(cached))
+
+    def unpin(self, name: str) -> bool:
+        """False: there is none of that name."""
+        was_there = self._pins.remove(name)
+        self._choose_pinned()
+        return was_there
+
+    def expire_pins(self, now_s: float) -> None:
+        if self._pins.expire(now_s):
+            self._choose_pinned()
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that are kept, held ones included."""
+        return len(self._pinned)
+
+    @property
+    def num_pins(self) -> int:
+        return len(self._pins)
+
+    def _choose_pinned(self) -> None:
+        """What is promised already stays to be had: such blocks are kept when they rest again."""
+        room = self.available
+        chosen: set[BlockId] = set()
+        for block_hash in self._pins.hashes():
+            block_id = self._by_hash.get(block_hash)
+            if len(chosen) == self.max_pinned:
+                break
+            if block_id is None or (block_id in self._evictable and room <= 0):
+                continue
+            room -= block_id in self._evictable
+            chosen.add(block_id)
+        for block_id in self._kept - chosen:
+            self._kept.discard(block_id)
+            self._evictable[block_id] = None
+        self._pinned = chosen
+        for block_id in chosen:
+            if block_id in self._evictable:
+                del self._evictable[block_id]
+                self._kept.add(block_id)
 
     # ── books ──
 
@@ -186,6 +228,7 @@ class BlockPool:
             held=self._num_held,
             in_flight=self._num_in_flight,
             promised=self._num_promised,
+            pinned=len(self._kept),
         )
 
     def check(self) -> None:
@@ -196,7 +239,7 @@ class BlockPool:
         assert sum(refs > 0 for refs, _ in uses) == self._num_held, ledger
         assert sum(self._num_refs) == self._num_references, ledger
         assert sum(not refs and copies > 0 for refs, copies in uses) == self._num_in_flight, ledger
-        resting = [*self._free, *self._evictable]
+        resting = [*self._free, *self._evictable, *self._kept]
         assert len(set(resting)) == len(resting), "an id is free twice"
         assert all(uses[block_id] == (0, 0) for block_id in resting), ledger
         assert len(resting) + self._num_held + self._num_in_flight == self.num_blocks, ledger
@@ -204,6 +247,8 @@ class BlockPool:
         hashes = {h: BlockId(i) for i, h in enumerate(self._hashes) if h is not None}
         assert hashes == self._by_hash, "hashes and ids disagree"
         assert all(self._hashes[block_id] is not None for block_id in self._evictable), ledger
+        assert self._kept == {one for one in self._pinned if uses[one] == (0, 0)}, ledger
+        assert len(self._pinned) <= self.max_pinned, ledger
 
     def _pop(self, num_blocks: int) -> list[BlockId]:
         block_ids = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
@@ -242,5 +287,7 @@ class BlockPool:
         """Nobody uses it any more."""
         if self._hashes[block_id] is None:
             self._free.append(block_id)
+        elif block_id in self._pinned:
+            self._kept.add(block_id)
         else:
             self._evictable[block_id] = None

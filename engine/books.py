@@ -11,7 +11,7 @@ Engine thread only, and pure but for the log. Two kinds of wrong:
 import logging
 from typing import Literal, NamedTuple
 
-from engine.block_pool import BlockLedger
+from engine.block_ledger import BlockLedger
 from engine.request import RequestId
 from engine.scheduler import Scheduler
 

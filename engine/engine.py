@@ -8,8 +8,11 @@
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
@@ -32,9 +35,18 @@ from engine.request import EngineEvent, FirstToken, RequestId, TokenLogprobs
 from engine.scheduler import Scheduler
 from engine.tp.ranks import ALONE, ConnectedRanks, NoRanks
 from engine.tp.swapping import MirroredSwaps
+from runtime.block_hash import block_hash, root_hash
 from runtime.grammar import Vocabulary
 
 logger = logging.getLogger(__name__)
+
+
+class PinOutcome(NamedTuple):
+    num_blocks: int
+    """Full ones of the prompt."""
+    num_cached: int
+    num_pinned: int
+    """Of those that are cached; fewer where the cap is reached."""
 
 
 class Engine(EngineLoop):
@@ -69,18 +81,21 @@ class Engine(EngineLoop):
         """What the fingerprint is of, for people."""
         kv_cache = open_pool(config, self.model_config, dtype, device)
         num_blocks = kv_cache.num_blocks
+        max_model_len = config.resolve_max_model_len(self.model_config)
         self._decoder.prepare(kv_cache)
         self.kv_token_nbytes = self.model_config.kv_token_nbytes(dtype)
         self.kv_pool_nbytes = (kv_cache.data.nbytes, *ranks.join(digest, num_blocks))
         """Of each rank."""
         _log_start(config, dtype, device, self.kv_pool_nbytes, num_blocks)
         self.copier = KVCopier(kv_cache, config.nice)
-        pool = BlockPool(num_blocks, config.block_size)
+        pool = BlockPool(
+            num_blocks, config.block_size, config.max_pinned(num_blocks, max_model_len)
+        )
         scheduler = Scheduler(
             pool,
             token_budget=config.token_budget,
             max_num_seqs=config.max_num_seqs,
-            max_model_len=config.resolve_max_model_len(self.model_config),
+            max_model_len=max_model_len,
             cache=PrefixCache(pool, self.fingerprint) if config.prefix_caching else None,
             tpot_slo_s=_seconds(config.tpot_slo_ms),
             prefill_policy=config.prefill_policy,
@@ -123,6 +138,33 @@ class Engine(EngineLoop):
         if isinstance(self._ranks, NoRanks):
             return swapper
         return MirroredSwaps(swapper, self._ranks, self.config.block_size)
+
+    def pin(
+        self, name: str, token_ids: Sequence[int], cache_salt: str, until_s: float
+    ) -> Future[PinOutcome]:
+        """Keeps the KV of a prompt's full blocks, as far as it is cached or comes to be, until that
+        moment of the clock that `expire_pins` is told. The future raises EngineStopped."""
+        size = self.block_size
+        hashes = [root_hash(self.fingerprint, cache_salt)]
+        for begin in range(0, len(token_ids) // size * size, size):
+            hashes.append(block_hash(hashes[-1], token_ids[begin : begin + size]))
+
+        def pin() -> PinOutcome:
+            return PinOutcome(len(hashes) - 1, *self._scheduler.pool.pin(name, hashes[1:], until_s))
+
+        return self._commands.ask(pin)
+
+    @property
+    def max_pinned(self) -> int:
+        """Blocks that all pins together may keep."""
+        return self._scheduler.pool.max_pinned
+
+    def unpin(self, name: str) -> Future[bool]:
+        """False: there is no pin of that name. The future raises EngineStopped."""
+        return self._commands.ask(partial(self._scheduler.pool.unpin, name))
+
+    def expire_pins(self, now_s: float) -> None:
+        self._commands.post(partial(self._scheduler.pool.expire_pins, now_s))
 
     def attach(
         self,

@@ -66,6 +66,9 @@ class EngineConfig:
     """Bytes of host memory for the KV of sequences that gave way, where copying it is cheaper than
     computing it again; taken as it is needed."""
     prefix_caching: bool = True
+    pin_share: float = 0.2
+    """Part of the pool that pinned prefixes may take; a sequence of max_model_len has room beside
+    them in any case."""
     kv_codecs: tuple[str, ...] = ("planes",)
     """By which KV may come, beside raw, where a link is slow: names of engine/kv_codec.py."""
     max_local_tail: int = 256
@@ -89,6 +92,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ModelError(f"{name} is {value}; it must be at least 1")
+        if not 0 <= self.pin_share < 1:
+            raise ModelError(f"pin_share is {self.pin_share}; it must be at least 0 and below 1")
 
     def resolve_device(self) -> torch.device:
         if self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available()):
@@ -106,6 +111,11 @@ class EngineConfig:
 
     def resolve_dtype(self, model: ModelConfig) -> torch.dtype:
         return model.dtype if self.dtype == "auto" else DTYPES[self.dtype]
+
+    def max_pinned(self, num_blocks: int, max_model_len: int) -> int:
+        """Blocks that pins may keep."""
+        left = num_blocks - -(-max_model_len // self.block_size)
+        return max(0, min(int(self.pin_share * num_blocks), left)) if self.prefix_caching else 0
 
     def resolve_num_blocks(self, model: ModelConfig, default: int = DEFAULT_KV_MEMORY) -> int:
         """`default`: bytes of the pool, where nothing says."""

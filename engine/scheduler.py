@@ -74,7 +74,7 @@ class Scheduler:
         """Whoever runs the steps feeds it."""
         self.max_num_seqs = min(max_num_seqs, token_budget)  # each decode needs a token a step
         # The oldest can always grow to its end, alone in the pool.
-        self.max_model_len = min(max_model_len, pool.num_blocks * pool.block_size)
+        self.max_model_len = min(max_model_len, pool.num_grantable * pool.block_size)
         self.queue_bound = QueueBound(self.cost, token_budget, max_queue_s)
         self._pace = StepPace(self.cost, tpot_slo_s)
         self._order = PrefillOrder(prefill_policy)
@@ -82,7 +82,7 @@ class Scheduler:
         self._queues = Queues(self._order)
         space = SwapSpace(self.cost, token_budget, swap_nbytes, token_nbytes)
         self.preemption = Preemption(pool, self._queues, self.holdings, space)
-        self.forks = Forks(self._queues, self.holdings, pool.num_blocks)
+        self.forks = Forks(self._queues, self.holdings, pool.num_grantable)
         self._admission = Admission(
             pool, self.holdings, self._queues, self._order, self.preemption, self.max_num_seqs
         )

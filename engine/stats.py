@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from operator import mul
 from typing import NamedTuple
 
-from engine.block_pool import BlockLedger
+from engine.block_ledger import BlockLedger
 from engine.books import Books
 from engine.scheduled_batch import Computed
 from engine.scheduler import Scheduler
@@ -23,6 +23,8 @@ class EngineStats(NamedTuple):
     awaiting_kv: int
     """Requests with a promise or blocks, whose KV has not come."""
     blocks: BlockLedger
+    pins: int
+    """Prefixes that are to stay in the cache."""
     prompt_tokens_computed: int
     prompt_tokens_received: int
     """Attached: their KV was computed by another worker."""
@@ -118,6 +120,7 @@ class StepCounters:
             running=scheduler.num_running,
             awaiting_kv=scheduler.num_awaiting_kv,
             blocks=scheduler.pool.ledger(),
+            pins=scheduler.pool.num_pins,
             prompt_tokens_computed=self._prompt_tokens,
             prompt_tokens_received=self._prompt_tokens_received,
             prompt_tokens_hit=self._prompt_tokens_hit,

@@ -5,7 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine.block_pool import BlockLedger, BlockPool
+from engine.block_ledger import BlockLedger
+from engine.block_pool import BlockPool
 from engine.request import BlockId
 from runtime.block_hash import BlockHash, block_hash, root_hash
 
@@ -153,13 +154,80 @@ def test_a_second_copy_of_the_same_kv_is_not_cached() -> None:
     assert pool.lookup(hashes_of(1, 1)) == first
 
 
+def test_what_is_pinned_is_never_evicted_until_its_time_is_up() -> None:
+    pool = BlockPool(num_blocks=4, block_size=4, max_pinned=3)
+    kept = cached(pool, 1, 2)
+    assert pool.pin("one", hashes_of(1, 3), until_s=10.0) == (2, 2)
+    cached(pool, 2, 2)
+    assert (pool.available, pool.ledger().pinned, pool.ledger().cached) == (2, 2, 2)
+    pool.free(pool.take(2))
+    assert pool.lookup(hashes_of(1, 2)) == kept
+    assert pool.lookup(hashes_of(2, 2)) == []
+    with pytest.raises(AssertionError):
+        pool.take(3)
+    pool.share(kept)
+    assert (pool.ledger().held, pool.ledger().pinned) == (2, 0)
+    pool.free(kept)
+    assert pool.ledger().pinned == 2
+    pool.expire_pins(9.9)
+    assert pool.available == 2
+    pool.expire_pins(10.0)
+    assert (pool.available, pool.num_pinned, pool.num_pins) == (4, 0, 0)
+    assert pool.take(4)
+    assert pool.lookup(hashes_of(1, 2)) == []
+    assert not pool.unpin("one")
+
+
+def test_a_pin_waits_for_what_is_not_cached_yet_and_the_cap_holds() -> None:
+    pool = BlockPool(num_blocks=8, block_size=4, max_pinned=3)
+    assert pool.num_grantable == 5
+    assert pool.pin("one", hashes_of(1, 2), until_s=10.0) == (0, 0)
+    one = cached(pool, 1, 2)
+    assert pool.ledger().pinned == 2
+    two = cached(pool, 2, 2)
+    assert pool.pin("two", hashes_of(2, 2), until_s=20.0) == (2, 1)  # its beginning
+    assert (pool.num_pinned, pool.available) == (3, 5)
+    assert pool.unpin("one")
+    assert (pool.num_pinned, pool.available) == (2, 6)
+    pool.take(6)
+    assert pool.lookup(hashes_of(2, 2)) == two
+    assert pool.lookup(hashes_of(1, 2)) == []
+    assert one
+    pool.check()
+
+
+def test_a_pin_takes_nothing_that_is_promised() -> None:
+    pool = BlockPool(num_blocks=4, block_size=4, max_pinned=3)
+    cached(pool, 1, 3)
+    pool.promise(3)
+    assert pool.pin("one", hashes_of(1, 3), until_s=10.0) == (3, 1)
+    assert pool.available == 0
+    pool.check()
+    assert len(pool.redeem(3)) == 3
+    assert pool.ledger().pinned == 1
+
+
+def test_a_pin_again_is_the_last_one_and_two_of_one_prefix_are_two() -> None:
+    pool = BlockPool(num_blocks=8, block_size=4, max_pinned=6)
+    cached(pool, 1, 4)
+    pool.pin("one", hashes_of(1, 4), until_s=5.0)
+    pool.pin("one", hashes_of(1, 2), until_s=10.0)
+    pool.pin("two", hashes_of(1, 3), until_s=5.0)
+    assert (pool.num_pins, pool.num_pinned) == (2, 3)
+    pool.expire_pins(5.0)
+    assert (pool.num_pins, pool.num_pinned) == (1, 2)
+    assert pool.unpin("one")
+    assert pool.ledger() == BlockLedger(free=4, cached=4, held=0, in_flight=0, promised=0)
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Whatever is done in whatever order, no id has two owners who write, the ledger sums, and
     what is found is what was cached."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(num_blocks=12, block_size=4)
+        self.pool = BlockPool(num_blocks=12, block_size=4, max_pinned=4)
+        self.now_s = 0.0
         self.tables: list[list[BlockId]] = []
         self.in_flight: list[list[BlockId]] = []
         self.promised = 0
@@ -214,6 +282,29 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             self.pool.free(gone)
 
+    @rule(key=st.integers(0, 3), n=st.integers(0, 8), seconds=st.floats(0, 5))
+    def pin(self, key: int, n: int, seconds: float) -> None:
+        before = set(self.pool.lookup(hashes_of(key, n)))
+        num_cached, num_pinned = self.pool.pin(str(key), hashes_of(key, n), self.now_s + seconds)
+        assert len(before) <= num_cached <= n
+        assert num_pinned <= min(num_cached, self.pool.max_pinned)
+
+    @rule(key=st.integers(0, 3))
+    def unpin(self, key: int) -> None:
+        self.pool.unpin(str(key))
+        assert not self.pool.unpin(str(key))
+
+    @rule(seconds=st.floats(0, 3))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.pool.expire_pins(self.now_s)
+
+    @rule()
+    def all_pins_end(self) -> None:
+        """Then it is as if there had been none."""
+        self.time_passes(5.1)
+        assert self.pool.num_pins == self.pool.num_pinned == self.pool.ledger().pinned == 0
+
     @rule(n=st.integers(0, 12))
     def land(self, n: int) -> None:
         if self.in_flight:
@@ -228,7 +319,9 @@ class AnyOrder(RuleBasedStateMachine):
         assert (ledger.held, ledger.in_flight) == (len(held), len(in_flight))
         assert ledger.promised == self.promised
         assert ledger.unused == 12 - len(held) - len(in_flight) - self.promised
-        assert ledger.unused == self.pool.available
+        assert ledger.unused - ledger.pinned == self.pool.available
+        if not held and not in_flight and not self.promised:
+            assert self.pool.available >= self.pool.num_grantable  # whatever is pinned
         assert min(ledger.free, ledger.cached) >= 0
 
 
