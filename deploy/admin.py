@@ -1,4 +1,4 @@
-"""`baton workers`, `add`, `remove`, `drain`, `flip`: an operator's words to a router's admin API.
+"""`baton workers`, `drain`, `pin` and their like: an operator's words to a router's admin API.
 
 Where the API is, and its token, come from the run directory of a `baton up` on this machine, unless
 they are given. Several routers share nothing: a role is heard by all of them from the worker, but
@@ -29,6 +29,7 @@ PATIENCE_S = 10.0
 ROLES = {"prefill": ["prefill"], "decode": ["decode"], "both": ["prefill", "decode"]}
 
 Worker = Mapping[str, Any]
+Pin = Mapping[str, Any]
 
 
 class Refused(Exception):
@@ -64,6 +65,16 @@ class Admin:
     def assign(self, worker: str, roles: Sequence[str], grace_s: float) -> Worker:
         body = {"roles": [*roles], "grace_s": grace_s}
         return self._ask("POST", f"/admin/workers/{quote(worker, safe='')}/roles", body)
+
+    def pins(self) -> list[Pin]:
+        found: list[Pin] = self._ask("GET", "/admin/pins")["pins"]
+        return found
+
+    def pin(self, body: Mapping[str, object]) -> Pin:
+        return self._ask("POST", "/admin/pins", body)
+
+    def unpin(self, name: str) -> None:
+        self._ask("DELETE", f"/admin/pins/{quote(name, safe='')}")
 
     def _listed(self, method: str, path: str, body: object = None) -> list[Worker]:
         workers: list[Worker] = self._ask(method, path, body)["workers"]
@@ -124,6 +135,36 @@ def _assign(admin: Admin, options: Namespace, roles: Sequence[str]) -> None:
         print(text, file=sys.stderr)
 
 
+def _pins(admin: Admin, options: Namespace) -> None:
+    _show_pins(admin.pins())
+
+
+def _pin(admin: Admin, options: Namespace) -> None:
+    try:
+        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
+    except (OSError, ValueError) as error:
+        raise Refused(f"cannot read {options.file}: {error}") from error
+    prefix: dict[str, object] = {"prompt": text}
+    if options.system:
+        prefix = {"messages": [{"role": "system", "content": text}]}
+    more = {"ttl_s": options.ttl_s, "name": options.name, "cache_salt": options.cache_salt}
+    _show_pins([admin.pin({**prefix, **more})])
+
+
+def _unpin(admin: Admin, options: Namespace) -> None:
+    admin.unpin(options.name)
+
+
+def _show_pins(pins: Sequence[Pin]) -> None:
+    for pin in pins:
+        left = f"{pin['remaining_s']:.0f} s left"
+        print(f"{pin['name']:20} {pin['num_tokens']} tokens, {left}")
+        for one in pin["workers"]:
+            blocks = f"{one['num_pinned']} of {one['num_blocks']} blocks"
+            state = one["problem"] or f"{blocks}; at most {one['max_pinned']} of all pins"
+            print(f"  {one['worker']:18} {state}")
+
+
 def _until_idle(admin: Admin, worker: str, timeout_s: float) -> None:
     """Raises Refused if it is not in time."""
     deadline = time.monotonic() + timeout_s
@@ -155,6 +196,13 @@ COMMANDS: dict[str, tuple[str, Callable[[Admin, Namespace], None]]] = {
         _drain,
     ),
     "flip": ("A worker serves another role from now on, without another start.", _flip),
+    "pins": ("Shows the prefixes that are pinned.", _pins),
+    "pin": (
+        "The KV of a prefix stays in the caches of all workers that have it, or come to have it, "
+        "for a time, up to a part of each cache (--pin-share of the workers).",
+        _pin,
+    ),
+    "unpin": ("A pinned prefix may be evicted again.", _unpin),
 }
 
 
@@ -164,7 +212,7 @@ def _parser(command: str) -> ArgumentParser:
     )
     if command == "add":
         parser.add_argument("worker", metavar="HOST:PORT", help="its gRPC address")
-    elif command != "workers":
+    elif command in ("remove", "drain", "flip"):
         parser.add_argument("worker", metavar="WORKER", help="its name, or its address")
     if command == "flip":
         parser.add_argument("role", choices=ROLES, help="what it shall serve")
@@ -174,11 +222,27 @@ def _parser(command: str) -> ArgumentParser:
     if command == "drain":
         text = "return at once, not when the worker is idle"
         parser.add_argument("--no-wait", dest="wait", action="store_false", help=text)
+    if command == "pin":
+        _add_pin_options(parser)
+    if command == "unpin":
+        parser.add_argument("name", metavar="NAME", help="as baton pins shows it")
     run_dir = os.environ.get("BATON_RUN_DIR", ".baton")
     parser.add_argument("--run-dir", default=run_dir, help="of baton up (default: %(default)s)")
     parser.add_argument("--admin", default="", metavar="URL", help="of another router's admin API")
     parser.add_argument("--admin-token-file", default="", metavar="FILE", help="its token")
     return parser
+
+
+def _add_pin_options(parser: ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="with the text of the prefix; -: from stdin")
+    text = "the text is the system message of a conversation, not the beginning of a prompt"
+    parser.add_argument("--system", action="store_true", help=text)
+    text = "how long, in seconds (default: %(default)s)"
+    parser.add_argument("--ttl-s", type=float, default=3600.0, metavar="X", help=text)
+    text = "for baton unpin; the same name again replaces it (default: made of what it pins)"
+    parser.add_argument("--name", default="", metavar="NAME", help=text)
+    text = "of the requests that shall find it"
+    parser.add_argument("--cache-salt", default="", metavar="SALT", help=text)
 
 
 def _where(options: Namespace) -> tuple[str, str]:

@@ -34,6 +34,7 @@ Serves a language model with prefill and decode on different workers.
   baton flip W R    a worker serves R from now on: prefill, decode or both
   baton add H:P     a worker that runs already joins
   baton remove W    the router forgets a worker
+  baton pin FILE    a prefix stays in the caches for a time; baton unpin, baton pins
 
 Try:
   baton up                             one prefill and one decode worker, demo model

@@ -31,6 +31,7 @@ def engine_config(config: WorkerConfig, shard: Shard) -> EngineConfig:
         max_local_tail=config.max_local_tail,
         kv_codecs=config.kv_codecs,
         num_threads=len(config.cores) or _share_of_all_cores(shard),
+        pin_share=config.pin_share,
         probe_s=config.probe_s,
         random_weights=config.random_weights,
         shard=shard,

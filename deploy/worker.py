@@ -28,7 +28,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 import decode_server
 import prefill_server
-from deploy import duty_service, self_test
+from deploy import cache_service, duty_service, self_test
 from deploy import install_pace as pacing
 from deploy.leaf_configs import engine_config, fabric_config
 from deploy.rank_metrics import RanksCollector
@@ -177,6 +177,7 @@ async def _serve(
     duty.on_change = states.wake
     count_watchers(registry, async_engine.watchers)
     services = duty_service.add_services(server.server, duty)
+    services += cache_service.add_services(server.server, engine)
     for add_services in (decode_server.add_services, prefill_server.add_services):
         services += add_services(
             server.server,

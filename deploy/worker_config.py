@@ -101,6 +101,11 @@ class WorkerConfig:
         help="longest time to measure steps before the first request, so that predictions begin "
         "with this machine; 0: requests alone teach",
     )
+    pin_share: float = flag(
+        0.2,
+        help="part of the KV pool that pinned prefixes may take (baton pin); the longest sequence "
+        "has room beside them in any case; 0: nothing can be pinned",
+    )
     random_weights: int | None = flag(None, help="seed; draw weights instead of reading them")
 
     # The fabric.

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Set
 
 from engine.async_engine import AsyncEngine
-from engine.block_pool import BlockLedger
+from engine.block_ledger import BlockLedger
 from engine.books import Owned
 from engine.request import RequestId
 from kvfabric.fabric import Fabric
@@ -96,6 +96,8 @@ def _of_slots(
 def _nobody(blocks: BlockLedger) -> Iterator[pb.LedgerEntry]:
     yield pb.LedgerEntry(state=pb.LEDGER_STATE_FREE, count=blocks.free)
     yield pb.LedgerEntry(state=pb.LEDGER_STATE_CACHED, count=blocks.cached)
+    if blocks.pinned:
+        yield pb.LedgerEntry(state=pb.LEDGER_STATE_PINNED, count=blocks.pinned)
 
 
 def _caller_s(request_id: str) -> str:

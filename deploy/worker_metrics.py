@@ -76,8 +76,10 @@ class WorkerCollector(Collector):
                 ("held",): stats.blocks.held,
                 ("in_flight",): stats.blocks.in_flight,
                 ("promised",): stats.blocks.promised,
+                ("pinned",): stats.blocks.pinned,
             },
         )
+        yield _gauge("baton_pins", "Prefixes that are pinned.", stats.pins)
         yield _labelled(
             CounterMetricFamily(
                 "baton_prompt_tokens", "Prompt tokens by source of their KV.", labels=["source"]

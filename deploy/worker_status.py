@@ -57,6 +57,7 @@ class WorkerStatus:
                 held=engine.blocks.held,
                 in_flight=engine.blocks.in_flight,
                 promised=engine.blocks.promised,
+                pinned=engine.blocks.pinned,
             ),
             fabric=pb.FabricLedger(
                 send_slots_used=fabric.send_slots_used,

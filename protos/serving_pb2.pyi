@@ -80,6 +80,8 @@ class _LedgerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LedgerSta
     LEDGER_STATE_PROMISED: _LedgerState.ValueType  # 5
     LEDGER_STATE_SENDING: _LedgerState.ValueType  # 6
     """slots, of the send budget"""
+    LEDGER_STATE_PINNED: _LedgerState.ValueType  # 8
+    """blocks; nobody's, and never evicted"""
     LEDGER_STATE_RECEIVING: _LedgerState.ValueType  # 7
     """slots, of the receive budget; nobody's while a frame is on offer"""
 
@@ -94,6 +96,8 @@ LEDGER_STATE_IN_FLIGHT: LedgerState.ValueType  # 4
 LEDGER_STATE_PROMISED: LedgerState.ValueType  # 5
 LEDGER_STATE_SENDING: LedgerState.ValueType  # 6
 """slots, of the send budget"""
+LEDGER_STATE_PINNED: LedgerState.ValueType  # 8
+"""blocks; nobody's, and never evicted"""
 LEDGER_STATE_RECEIVING: LedgerState.ValueType  # 7
 """slots, of the receive budget; nobody's while a frame is on offer"""
 Global___LedgerState: _TypeAlias = LedgerState  # noqa: Y015
@@ -140,6 +144,107 @@ class AssignReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AssignReply: _TypeAlias = AssignReply  # noqa: Y015
+
+@_typing.final
+class PinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    cache_salt: _builtins.str
+    """of the requests that shall find it"""
+    ttl_ms: _builtins.int
+    """1 or more"""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        cache_salt: _builtins.str = ...,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "name", b"name", "token_ids", b"token_ids", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinRequest: _TypeAlias = PinRequest  # noqa: Y015
+
+@_typing.final
+class PinReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_FIELD_NUMBER: _builtins.int
+    NUM_PINNED_FIELD_NUMBER: _builtins.int
+    MAX_PINNED_FIELD_NUMBER: _builtins.int
+    num_blocks: _builtins.int
+    """full blocks of the prefix"""
+    num_cached: _builtins.int
+    """of those, cached now"""
+    num_pinned: _builtins.int
+    """of those, kept; fewer where the cap is reached"""
+    max_pinned: _builtins.int
+    """the cap, blocks of all pins together"""
+    def __init__(
+        self,
+        *,
+        num_blocks: _builtins.int = ...,
+        num_cached: _builtins.int = ...,
+        num_pinned: _builtins.int = ...,
+        max_pinned: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_pinned", b"max_pinned", "num_blocks", b"num_blocks", "num_cached", b"num_cached", "num_pinned", b"num_pinned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinReply: _TypeAlias = PinReply  # noqa: Y015
+
+@_typing.final
+class UnpinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnpinRequest: _TypeAlias = UnpinRequest  # noqa: Y015
+
+@_typing.final
+class UnpinReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_THERE_FIELD_NUMBER: _builtins.int
+    was_there: _builtins.bool
+    def __init__(
+        self,
+        *,
+        was_there: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["was_there", b"was_there"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnpinReply: _TypeAlias = UnpinReply  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
@@ -1402,7 +1507,7 @@ Global___StepTimes: _TypeAlias = StepTimes  # noqa: Y015
 
 @_typing.final
 class BlockLedger(_message.Message):
-    """free + cached + held + in_flight + promised = num_blocks, always."""
+    """free + cached + pinned + held + in_flight + promised = num_blocks, always."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1411,6 +1516,7 @@ class BlockLedger(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     PROMISED_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
     free: _builtins.int
     held: _builtins.int
     """referenced by a sequence"""
@@ -1420,6 +1526,8 @@ class BlockLedger(_message.Message):
     """taken by no id yet, but spoken for"""
     cached: _builtins.int
     """nobody's, with KV that a prompt may find again; as good as free"""
+    pinned: _builtins.int
+    """as cached, but not to be had: see Cache.Pin"""
     def __init__(
         self,
         *,
@@ -1428,10 +1536,11 @@ class BlockLedger(_message.Message):
         in_flight: _builtins.int = ...,
         promised: _builtins.int = ...,
         cached: _builtins.int = ...,
+        pinned: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "held", b"held", "in_flight", b"in_flight", "promised", b"promised"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "held", b"held", "in_flight", b"in_flight", "pinned", b"pinned", "promised", b"promised"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -607,3 +607,124 @@ class Duty:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class CacheStub:
+    """Mounted on every worker: prefixes whose KV an operator wants to stay.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Pin = channel.unary_unary(
+                '/baton.v1.Cache/Pin',
+                request_serializer=protos_dot_serving__pb2.PinRequest.SerializeToString,
+                response_deserializer=protos_dot_serving__pb2.PinReply.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/baton.v1.Cache/Unpin',
+                request_serializer=protos_dot_serving__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=protos_dot_serving__pb2.UnpinReply.FromString,
+                _registered_method=True)
+
+
+class CacheServicer:
+    """Mounted on every worker: prefixes whose KV an operator wants to stay.
+    """
+
+    def Pin(self, request, context):
+        """The KV of the full blocks of `token_ids`, as far as it is cached now or comes to be, is not
+        evicted for `ttl_ms`, within the worker's cap. One pin of that name that is there is replaced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """A pin that is not there is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_CacheServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=protos_dot_serving__pb2.PinRequest.FromString,
+                    response_serializer=protos_dot_serving__pb2.PinReply.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=protos_dot_serving__pb2.UnpinRequest.FromString,
+                    response_serializer=protos_dot_serving__pb2.UnpinReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.Cache', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.Cache', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Cache:
+    """Mounted on every worker: prefixes whose KV an operator wants to stay.
+    """
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Cache/Pin',
+            protos_dot_serving__pb2.PinRequest.SerializeToString,
+            protos_dot_serving__pb2.PinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Cache/Unpin',
+            protos_dot_serving__pb2.UnpinRequest.SerializeToString,
+            protos_dot_serving__pb2.UnpinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -247,3 +247,52 @@ class DutyServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_DutyServicer_to_server(servicer: DutyServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class CacheStub:
+    """Mounted on every worker: prefixes whose KV an operator wants to stay."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> CacheAsyncStub: ...
+    Pin: _grpc.UnaryUnaryMultiCallable[_serving_pb2.PinRequest, _serving_pb2.PinReply]
+    """The KV of the full blocks of `token_ids`, as far as it is cached now or comes to be, is not
+    evicted for `ttl_ms`, within the worker's cap. One pin of that name that is there is replaced.
+    """
+    Unpin: _grpc.UnaryUnaryMultiCallable[_serving_pb2.UnpinRequest, _serving_pb2.UnpinReply]
+    """A pin that is not there is no error."""
+
+@_typing.type_check_only
+class CacheAsyncStub(CacheStub):
+    """Mounted on every worker: prefixes whose KV an operator wants to stay."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Pin: _aio.UnaryUnaryMultiCallable[_serving_pb2.PinRequest, _serving_pb2.PinReply]  # type: ignore[assignment]
+    """The KV of the full blocks of `token_ids`, as far as it is cached now or comes to be, is not
+    evicted for `ttl_ms`, within the worker's cap. One pin of that name that is there is replaced.
+    """
+    Unpin: _aio.UnaryUnaryMultiCallable[_serving_pb2.UnpinRequest, _serving_pb2.UnpinReply]  # type: ignore[assignment]
+    """A pin that is not there is no error."""
+
+class CacheServicer(metaclass=_abc_1.ABCMeta):
+    """Mounted on every worker: prefixes whose KV an operator wants to stay."""
+
+    @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _serving_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_serving_pb2.PinReply, _abc.Awaitable[_serving_pb2.PinReply]]:
+        """The KV of the full blocks of `token_ids`, as far as it is cached now or comes to be, is not
+        evicted for `ttl_ms`, within the worker's cap. One pin of that name that is there is replaced.
+        """
+
+    @_abc_1.abstractmethod
+    def Unpin(
+        self,
+        request: _serving_pb2.UnpinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_serving_pb2.UnpinReply, _abc.Awaitable[_serving_pb2.UnpinReply]]:
+        """A pin that is not there is no error."""
+
+def add_CacheServicer_to_server(servicer: CacheServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,6 +7,7 @@ Every request must bear the token (`Authorization: Bearer …`), which is compar
     DELETE /admin/workers/{worker}             this router forgets it; what runs there ends there
     POST   /admin/workers/{worker}/roles {roles, grace_s}
                                                serves these from now on; none: it drains
+    …      /admin/pins                         prefixes that stay cached: router/pins_api.py
 
 `{worker}` is a name or an address. Roles are said to the worker itself, so that all routers hear of
 them from it; who joins or leaves is said to each router.
@@ -26,6 +27,8 @@ from starlette.exceptions import HTTPException
 
 from router.errors import ApiError, BadRequest, LegFailed
 from router.fleet import Fleet, Member, NoSuchWorker
+from router.pins import PinBoard
+from router.pins_api import ReadPrompt, add_pins
 from runtime.log import get_logger
 
 log = get_logger()
@@ -52,7 +55,7 @@ class Listed(BaseModel):
     workers: list[Member]
 
 
-def build_admin(fleet: Fleet, token: str) -> FastAPI:
+def build_admin(fleet: Fleet, pins: PinBoard, read_prompt: ReadPrompt, token: str) -> FastAPI:
     """`token` must not be empty."""
     assert token
     expected = hashlib.sha256(token.encode()).digest()
@@ -73,6 +76,7 @@ def build_admin(fleet: Fleet, token: str) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_exception)
     _add_workers(app, fleet)
+    add_pins(app, pins, read_prompt)
     return app
 
 

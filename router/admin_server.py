@@ -16,6 +16,8 @@ from fastapi import FastAPI
 from router.admin import build_admin
 from router.config import RouterConfig
 from router.fleet import Fleet
+from router.pins import PinBoard
+from router.pins_api import ReadPrompt
 from router.tasks import cancel_and_wait
 
 _CLOSE_S = 2.0
@@ -89,9 +91,12 @@ def read_token(config: RouterConfig) -> str:
     return token
 
 
-def admin_server(config: RouterConfig, fleet: Fleet) -> AdminServer | None:
+def admin_server(
+    config: RouterConfig, fleet: Fleet, pins: PinBoard, read_prompt: ReadPrompt
+) -> AdminServer | None:
     """None: none is wanted. Raises NoToken, CannotListen."""
     token = read_token(config)
     if not token:
         return None
-    return AdminServer(build_admin(fleet, token), host=config.admin_host, port=config.admin_port)
+    app = build_admin(fleet, pins, read_prompt, token)
+    return AdminServer(app, host=config.admin_host, port=config.admin_port)

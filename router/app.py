@@ -47,8 +47,9 @@ from router.limits import Limits
 from router.metrics import RouterMetrics
 from router.objective import TPOT_HEADER, TTFT_HEADER, wish_of
 from router.openapi import Posted, Posts, add_document, answers, texts
+from router.pins import PinBoard
 from router.record import Records, RequestRecord
-from router.request import ValidRequest
+from router.request import RequestId, ValidRequest
 from router.request_id import RequestIds, request_id_of
 from router.requests_api import add_requests
 from router.responses import Format, TextFormat
@@ -93,6 +94,8 @@ class Router:
         self.dispatcher = Dispatcher(self.workers, config, self._metrics)
         self.admission = Admission(config, self.dispatcher.placer, registry)
         self.records = Records(config.explain_requests)
+        self.pins = PinBoard(lambda: self.workers.everyone)
+        self.workers.on_heard = self.pins.look
         self.ledger = LedgerWatch(
             self.workers,
             self.dispatcher.live,
@@ -143,6 +146,17 @@ class Router:
         form = TextFormat(request, self.config.served_model_name, self._tokenizer.token_bytes)
         await self._answer(record, request, form, reply)
 
+    async def read_prompt(self, body: JSONObject) -> tuple[int, ...]:
+        """Token ids of the one prompt of a body with `prompt` or `messages`. Raises ApiError."""
+        asked = {"model": self.config.served_model_name, "max_tokens": 1, **body}
+        self._limits.check(asked)
+        if "messages" in body:
+            request = await self._validator.chat(RequestId("pin"), ChatBody.parse(asked))
+        else:
+            parsed = CompletionBody.parse(asked)
+            request = await self._validator.completion(RequestId("pin"), parsed)
+        return request.prompts[0].token_ids
+
     def exchange(self, work: Work, request: Request) -> Exchange:
         record = self.records.open(request_id_of(request.scope), request.url.path)
         record.session = request.headers.get(SESSION_HEADER, "")[:MAX_SESSION]
@@ -191,7 +205,7 @@ def build_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         router = app.state.router = Router(config, tokenizer, registry)
-        admin = admin_server(config, Fleet(router.workers))
+        admin = admin_server(config, Fleet(router.workers), router.pins, router.read_prompt)
         router.workers.start()
         router.ledger.start()
         router.admission.start()
@@ -206,6 +220,7 @@ def build_app(
             router.grammars.close()
             await router.admission.close()
             await router.ledger.close()
+            await router.pins.close()
             await router.workers.close()
 
     app = FastAPI(

@@ -149,6 +149,7 @@ def worker_view(worker: Worker) -> WorkerView:
         blocks=Blocks(
             free=blocks.free,
             cached=blocks.cached,
+            pinned=blocks.pinned,
             promised=blocks.promised,
             held=blocks.held,
             in_flight=blocks.in_flight,

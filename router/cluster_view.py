@@ -18,6 +18,8 @@ class Blocks(BaseModel):
     free: int
     cached: int
     """Nobody's, with KV that a prompt may find again."""
+    pinned: int
+    """As the cached ones, but never evicted."""
     promised: int
     held: int
     in_flight: int

@@ -18,11 +18,12 @@ from router.live import LivePrompts
 from router.tasks import cancel_and_wait
 from router.workers import Worker, WorkerSet
 
-State = Literal["free", "cached", "held", "in_flight", "promised", "sending", "receiving"]
+State = Literal["free", "cached", "pinned", "held", "in_flight", "promised", "sending", "receiving"]
 
 _STATES: dict[int, State] = {
     pb.LEDGER_STATE_FREE: "free",
     pb.LEDGER_STATE_CACHED: "cached",
+    pb.LEDGER_STATE_PINNED: "pinned",
     pb.LEDGER_STATE_HELD: "held",
     pb.LEDGER_STATE_IN_FLIGHT: "in_flight",
     pb.LEDGER_STATE_PROMISED: "promised",

@@ -147,6 +147,20 @@ class Worker:
         reply: pb.AssignReply = await stub.Assign(request, timeout=ASSIGN_TIMEOUT_S)
         return reply.num_leaving
 
+    async def pin(self, request: pb.PinRequest) -> pb.PinReply:
+        """See `Cache.Pin`. Raises AioRpcError."""
+        stub: pb_grpc.CacheAsyncStub = pb_grpc.CacheStub(self._channel)
+        reply: pb.PinReply = await stub.Pin(request, timeout=ASSIGN_TIMEOUT_S)
+        return reply
+
+    async def unpin(self, name: str) -> bool:
+        """False: there was none. Raises AioRpcError."""
+        stub: pb_grpc.CacheAsyncStub = pb_grpc.CacheStub(self._channel)
+        reply: pb.UnpinReply = await stub.Unpin(
+            pb.UnpinRequest(name=name), timeout=ASSIGN_TIMEOUT_S
+        )
+        return reply.was_there
+
     async def close(self) -> None:
         await self._channel.close()
 

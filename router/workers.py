@@ -60,6 +60,8 @@ class WorkerSet:
         self._changed = asyncio.Event()
         self._watches: dict[Worker, asyncio.Task[None]] = {}
         self._others: set[asyncio.Task[None]] = set()  # probes, and workers that are leaving
+        self.on_heard: Callable[[Worker], None] = lambda worker: None
+        """Called when one has told its state."""
         self._is_started = False
         self._all: tuple[Worker, ...] = ()
         for address in decodes:
@@ -155,6 +157,7 @@ class WorkerSet:
     def _look_at(self, worker: Worker) -> None:
         """It has told its state: it may serve another role too, or be worth a probe."""
         self._note_last_resort(worker)
+        self.on_heard(worker)
         for role in worker.status.serves:
             self.add(worker.address, role)
         if worker.breaker.begin_probe(time.monotonic()):

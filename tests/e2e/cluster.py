@@ -203,7 +203,8 @@ class Cluster:
         peers = [other for other in self.workers if other.is_running and other is not worker]
         living = worker.num_ranks * sum(other.num_ranks for other in peers)
         counts = {
-            "blocks": status.num_blocks - status.blocks.free - status.blocks.cached,
+            "blocks": status.num_blocks
+            - (status.blocks.free + status.blocks.cached + status.blocks.pinned),
             "send slots": status.fabric.send_slots_used,
             "recv slots": status.fabric.recv_slots_used,
             "transfers": status.fabric.transfers,

@@ -8,23 +8,32 @@ from tests.router.fake_relay import Relay
 from tests.router.fake_workers import FakeCluster, FakeDecode, FakePrefill
 
 
-class FakeBoth(FakeDecode, pb_grpc.DutyServicer):
+class FakeBoth(FakeDecode, pb_grpc.DutyServicer, pb_grpc.CacheServicer):
     """The decode service, with `prefill` beside it."""
 
     def __init__(self, relay: Relay, name: str) -> None:
         super().__init__(relay, name)
         self.prefill = FakePrefill(relay, name)
         self.assignments: list[pb.AssignRequest] = []
+        self.pins: dict[str, pb.PinRequest] = {}
 
     def _add(self, server: grpc.aio.Server) -> None:
         super()._add(server)
         self.prefill._add(server)
         pb_grpc.add_DutyServicer_to_server(self, server)
+        pb_grpc.add_CacheServicer_to_server(self, server)
 
     async def Assign(self, request: pb.AssignRequest, context: object) -> pb.AssignReply:
         self.assignments.append(request)
         self.serves(*request.roles)
         return pb.AssignReply(num_leaving=2)
+
+    async def Pin(self, request: pb.PinRequest, context: object) -> pb.PinReply:
+        self.pins[request.name] = request
+        return pb.PinReply(num_blocks=3, num_cached=2, num_pinned=1, max_pinned=7)
+
+    async def Unpin(self, request: pb.UnpinRequest, context: object) -> pb.UnpinReply:
+        return pb.UnpinReply(was_there=self.pins.pop(request.name, None) is not None)
 
     def serves(self, *roles: pb.Role.ValueType) -> None:
         for service in (self, self.prefill):

@@ -15,6 +15,8 @@ from router.admin import build_admin
 from router.admin_server import AdminServer, CannotListen, NoToken, read_token
 from router.config import RouterConfig
 from router.fleet import Fleet
+from router.pins import PinBoard
+from router.tokenizer import JSONObject
 from router.workers import WorkerSet
 from tests.router.conftest import StartRouter
 from tests.router.fake_both import FakeBoth, join
@@ -118,6 +120,79 @@ async def test_a_worker_joins_flips_drains_and_leaves(
         assert list(await told()) == ["decode-0", "prefill-0"]
 
 
+async def test_a_prefix_is_pinned_everywhere_and_let_go(
+    start_router: StartRouter,
+    token_file: Path,
+    unused_tcp_port: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with operated(start_router, token_file, unused_tcp_port) as (both, operator):
+        text = tmp_path / "prefix"
+        text.write_text("Hello all of you, é")
+        argv = ("--name", "greeting", "--ttl-s", "60", "--cache-salt", "ours")
+        assert await operator.run("pin", str(text), *argv) == 0
+        out = capsys.readouterr().out
+        assert "greeting" in out
+        assert "unimplemented" in out  # the fakes that are there so far have no cache service
+        assert await operator.run("add", both.address) == 0  # it hears of the pin as it joins
+        await until(lambda: "greeting" in both.pins)
+        request = both.pins["greeting"]
+        assert len(request.token_ids) > 3
+        assert request.cache_salt == "ours"
+        assert 50_000 < request.ttl_ms <= 60_000
+        assert await operator.run("pins") == 0
+        assert "1 of 3 blocks; at most 7 of all pins" in capsys.readouterr().out
+        assert await operator.run("pin", str(text), "--system") == 0
+        (other,) = both.pins.keys() - {"greeting"}
+        assert both.pins[other].token_ids[: len(request.token_ids)] != request.token_ids
+        assert await operator.run("unpin", "greeting") == 0
+        assert list(both.pins) == [other]
+        assert await operator.run("unpin", "greeting") == 1
+        assert "'greeting'" in capsys.readouterr().err
+        assert await operator.run("pin", str(tmp_path / "nowhere")) == 1
+
+
+async def test_another_process_at_the_same_address_is_told_of_the_pins(
+    start_router: StartRouter, token_file: Path, unused_tcp_port: int
+) -> None:
+    async with operated(start_router, token_file, unused_tcp_port) as (both, operator):
+        assert await operator.run("add", both.address) == 0
+        made = await operator.http.post("/admin/pins", json={"prompt": [1, 2, 3], "ttl_s": 9})
+        assert made.status_code == 200
+        await until(lambda: len(both.pins) == 1)
+        both.pins.clear()
+        both.status.generation = both.prefill.status.generation = 77
+        await until(lambda: len(both.pins) == 1)
+        assert next(iter(both.pins.values())).token_ids == [1, 2, 3]
+
+
+async def test_no_pin_is_made_of_nonsense(
+    start_router: StartRouter, token_file: Path, unused_tcp_port: int
+) -> None:
+    async with operated(start_router, token_file, unused_tcp_port) as (_, operator):
+        message = {"role": "user", "content": "Hi"}
+        wrong: list[tuple[dict[str, object], str]] = [
+            ({}, "prompt"),
+            ({"prompt": "a", "messages": [message]}, "prompt"),
+            ({"prompt": ""}, "prompt"),
+            ({"prompt": [-1]}, "prompt"),
+            ({"prompt": {"a": 1}}, "prompt.str"),
+            ({"prompt": "a", "ttl_s": 0}, "ttl_s"),
+            ({"prompt": "a", "ttl_s": 1e9}, "ttl_s"),
+            ({"prompt": "a", "ttl_s": "soon"}, "ttl_s"),
+            ({"prompt": "a", "name": "a/b"}, "name"),
+            ({"prompt": "a", "more": 1}, "more"),
+            ({"messages": [{"role": "cook"}]}, "messages"),
+        ]
+        for body, param in wrong:
+            refusal = await operator.http.post("/admin/pins", json=body)
+            assert refusal.status_code == 400, body
+            assert str(refusal.json()["error"]["param"]).startswith(param), refusal.text
+        assert (await operator.http.get("/admin/pins")).json() == {"pins": []}
+        assert (await operator.http.delete("/admin/pins/none")).status_code == 404
+
+
 async def test_refusals_name_what_is_wrong(
     start_router: StartRouter,
     token_file: Path,
@@ -164,7 +239,12 @@ def test_without_a_token_there_is_no_admin_api(tmp_path: Path) -> None:
 
 async def test_a_taken_port_is_told(unused_tcp_port: int) -> None:
     workers = WorkerSet([], [], interval_s=1, timeout_s=1)
-    app = build_admin(Fleet(workers), TOKEN)
+    board = PinBoard(lambda: workers.everyone)
+
+    async def read_prompt(body: JSONObject) -> tuple[int, ...]:
+        return ()
+
+    app = build_admin(Fleet(workers), board, read_prompt, TOKEN)
     first = AdminServer(app, host="127.0.0.1", port=unused_tcp_port)
     first.start()
     await asyncio.sleep(0)

@@ -84,7 +84,7 @@ async def test_workers_as_they_say_they_are(
     ]  # fmt: skip
     decode = of(told["cluster"], "decode-0")
     assert decode["blocks"] == {
-        "free": 40, "cached": 30, "promised": 10, "held": 15, "in_flight": 5,
+        "free": 40, "cached": 30, "pinned": 0, "promised": 10, "held": 15, "in_flight": 5,
     }  # fmt: skip
     assert sum(decode["blocks"].values()) == decode["num_blocks"]
     numbers = [decode[f"num_{what}"] for what in ("running", "waiting", "awaiting_kv", "transfers")]
