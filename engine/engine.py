@@ -91,18 +91,8 @@ class Engine(EngineLoop):
         pool = BlockPool(
             num_blocks, config.block_size, config.max_pinned(num_blocks, max_model_len)
         )
-        scheduler = Scheduler(
-            pool,
-            token_budget=config.token_budget,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=max_model_len,
-            cache=PrefixCache(pool, self.fingerprint) if config.prefix_caching else None,
-            tpot_slo_s=_seconds(config.tpot_slo_ms),
-            prefill_policy=config.prefill_policy,
-            max_queue_s=_seconds(config.max_queue_ms),
-            swap_nbytes=config.swap_memory,
-            token_nbytes=self.kv_token_nbytes,
-        )
+        cache = PrefixCache(pool, self.fingerprint) if config.prefix_caching else None
+        scheduler = _scheduler(config, pool, cache, max_model_len, self.kv_token_nbytes)
         grammars = Grammars(vocabulary, config.nice)
         runner = ModelRunner(self._decoder, kv_cache, self.copier, grammars, ranks, self._probe)
         super().__init__(
@@ -187,6 +177,27 @@ class Engine(EngineLoop):
         self.copier.close()
         self._decoder.close()
         self._grammars.close()
+
+
+def _scheduler(
+    config: EngineConfig,
+    pool: BlockPool,
+    cache: PrefixCache | None,
+    max_model_len: int,
+    kv_token_nbytes: int,
+) -> Scheduler:
+    return Scheduler(
+        pool,
+        token_budget=config.token_budget,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        cache=cache,
+        tpot_slo_s=_seconds(config.tpot_slo_ms),
+        prefill_policy=config.prefill_policy,
+        max_queue_s=_seconds(config.max_queue_ms),
+        swap_nbytes=config.swap_memory,
+        token_nbytes=kv_token_nbytes,
+    )
 
 
 def _seconds(ms: float | None) -> float | None:
