@@ -9,6 +9,7 @@ window of tokens that gave the last piece, because decoders treat the start of a
 
 import re
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -16,8 +17,18 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
-class Detokenizer:
+class Detokenizer(Protocol):
     """One stream of tokens. Special tokens give no text, but for those that are shown."""
+
+    def push(self, token_id: int) -> str:
+        """The text that has become certain with this token; often none."""
+
+    def flush(self) -> str:
+        """What is left at the end of the stream, incomplete as it may be."""
+
+
+class WindowDetokenizer:
+    """Of any tokenizer. See the module."""
 
     def __init__(
         self, tokenizer: Tokenizer, special_ids: frozenset[int], shown: Collection[int] = ()

@@ -19,7 +19,7 @@ class TokenBytes:
         # The one description of a decoder that the library gives: its JSON.
         decoder = tokenizer.decoder
         is_byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
-        self._byte_of = _byte_alphabet() if is_byte_level else None
+        self._byte_of = byte_alphabet() if is_byte_level else None
 
     def __call__(self, token_id: int) -> bytes:
         """Empty for an id without a token: models have more rows than tokenizers have tokens."""
@@ -43,7 +43,7 @@ def token_text(token: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """GPT-2's: bytes that print stand for themselves in Latin-1, the others for what follows."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     alphabet = {chr(byte): byte for byte in visible}

@@ -13,8 +13,9 @@ from typing import Self
 
 from tokenizers import Tokenizer
 
+from router.byte_detokenizer import ByteDetokenizer, table_of
 from router.chat_template import ChatTemplate
-from router.detokenizer import Detokenizer
+from router.detokenizer import Detokenizer, WindowDetokenizer
 from router.errors import BadRequest, RouterError
 from router.request import Echo
 from router.token_bytes import TokenBytes
@@ -44,6 +45,7 @@ class TextTokenizer:
         self.chat_template = chat_template
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id for id, token in added.items() if token.special)
+        self._token_table = table_of(tokenizer, self._special_ids)
         self.vocab_size = vocab_size
         self.token_bytes = TokenBytes(tokenizer)
         self.vocabulary = vocabulary
@@ -104,7 +106,9 @@ class TextTokenizer:
 
     def detokenizer(self, shown: Collection[int] = ()) -> Detokenizer:
         """`shown`: special tokens that are part of the text all the same."""
-        return Detokenizer(self._tokenizer, self._special_ids, shown)
+        if self._token_table is not None:
+            return ByteDetokenizer(self._token_table, shown)
+        return WindowDetokenizer(self._tokenizer, self._special_ids, shown)
 
     def echo(self, token_ids: Sequence[int]) -> Echo:
         """A prompt as text; special tokens have none."""

@@ -7,16 +7,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from router.chat_style import ChatStyle
+from router.chat_style import ChatPrompt, ChatStyle
 from router.errors import BadRequest, ModelNotFound
 from router.grammar_check import GrammarCheck
-from router.request import RequestId, ValidPrompt, ValidRequest
+from router.request import RequestId, SamplingParams, ValidPrompt, ValidRequest
 from router.sampling import check_ids, for_prompt, sampling_params
 from router.schemas import ChatBody, CompletionBody, RequestBody, StreamOptions
 from router.structured_output import Wanted, wanted_grammar
 from router.tokenizer import TextTokenizer
 from router.tool_grammar import chat_grammar
-from router.tool_schemas import tool_use
+from router.tool_schemas import ToolUse, tool_use
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 
@@ -50,7 +50,7 @@ class Validator:
             )
         use = tool_use(body)
         format = self._style.check(use)
-        prompt = await asyncio.to_thread(self._style.prompt, body, use)
+        prompt, shared = await asyncio.to_thread(self._read_chat, body, use)
         asked = chat_grammar(
             wanted_grammar(body),
             use,
@@ -60,7 +60,9 @@ class Validator:
             is_thinking=prompt.is_thinking,
         )
         max_tokens = body.max_completion_tokens or body.max_tokens
-        request = await self._request(request_id, body, [prompt.token_ids], max_tokens, None, asked)
+        request = await self._request(
+            request_id, body, [prompt.token_ids], shared, max_tokens, None, asked
+        )
         request = replace(
             request,
             output=self._style.output(body, use, is_thinking=prompt.is_thinking),
@@ -72,15 +74,22 @@ class Validator:
         self, request_id: RequestId, body: CompletionBody, session: str = ""
     ) -> ValidRequest:
         self._check_model(body.model)
-        prompts = await asyncio.to_thread(self._encode_prompts, body)
+        prompts, shared = await asyncio.to_thread(self._read_completion, body)
         max_tokens, default = body.max_tokens, _COMPLETION_MAX_TOKENS
         if max_tokens == 0:
             max_tokens = 1  # of which nothing is told
         asked = wanted_grammar(body)
-        request = await self._request(request_id, body, prompts, max_tokens, default, asked)
+        request = await self._request(request_id, body, prompts, shared, max_tokens, default, asked)
         request = replace(request, has_output=body.max_tokens != 0)
         request = _of_session(request, session or body.user or "")
         return await asyncio.to_thread(self._with_echo, request) if body.echo else request
+
+    # One trip to a thread: each wakes it, and then the loop.
+    def _read_chat(self, body: ChatBody, use: ToolUse | None) -> tuple[ChatPrompt, SamplingParams]:
+        return self._style.prompt(body, use), sampling_params(body, self._tokenizer)
+
+    def _read_completion(self, body: CompletionBody) -> tuple[list[TokenIds], SamplingParams]:
+        return self._encode_prompts(body), sampling_params(body, self._tokenizer)
 
     def _with_echo(self, request: ValidRequest) -> ValidRequest:
         prompts = (
@@ -94,11 +103,11 @@ class Validator:
         request_id: RequestId,
         body: RequestBody,
         prompts: Sequence[TokenIds],
+        shared: SamplingParams,
         max_tokens: int | None,
         default_max_tokens: int | None,
         asked: Wanted | None,
     ) -> ValidRequest:
-        shared = await asyncio.to_thread(sampling_params, body, self._tokenizer)
         if asked is not None:
             shared = replace(shared, grammar=await self._grammars.text_of(asked))
         max_model_len = await self._max_model_len()
