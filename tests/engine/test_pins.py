@@ -1,4 +1,4 @@
-"""What is pinned stays, up to the cap, for its time; in any order: tests/engine/test_block_pool.py."""
+"""What is pinned stays, up to the cap, for its time; in any order: test_block_pool.py."""
 
 import pytest
 
