@@ -187,9 +187,10 @@ def _room(token_ids: TokenIds, max_tokens: int | None, max_model_len: int) -> in
     wanted = max_tokens or 1
     if room < wanted:
         raise BadRequest(
-            f"This model's context is {max_model_len} tokens. The request needs "
-            f"{len(token_ids) + wanted}: {len(token_ids)} for the prompt and at least {wanted} "
-            "for the output.",
+            # OpenAI's words: frameworks look for them.
+            f"This model's maximum context length is {max_model_len} tokens. However, the request "
+            f"needs {len(token_ids) + wanted} tokens: {len(token_ids)} for the prompt and at least "
+            f"{wanted} for the output.",
             code="context_length_exceeded",
         )
     return room

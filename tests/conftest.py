@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-_LASTING = ("pytest_timeout", "asyncio_", "_poll_wrapper", "TMonitor")
+_LASTING = ("pytest_timeout", "asyncio_", "_poll_wrapper", "TMonitor", "litellm-logging")
 """Threads of libraries that live as long as the process: pytest's clock, asyncio's default
-executor, grpc.aio's poller, tqdm's monitor."""
+executor, grpc.aio's poller, tqdm's monitor, a foreign client's log."""
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """What the router's tests share: a model folder, configs with short deadlines, leak checks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ from tests.router.configs import config_for, tasks_of_router
 from tests.router.dispatch_bench import StartBench, bench_over_fakes
 from tests.router.fake_workers import FakeCluster, until
 from tests.router.model_folder import write_model_folder
-
-ANSWER = "Paris 🌍 is it."
+from tests.router.served_fakes import ANSWER as ANSWER
+from tests.router.served_fakes import served_fakes
 
 
 @pytest.fixture(scope="session")
@@ -97,3 +97,10 @@ def start_router(tokenizer: TextTokenizer) -> StartRouter:
 @pytest.fixture
 def start_bench() -> StartBench:
     return bench_over_fakes
+
+
+@pytest.fixture(scope="session")
+def served_url(model_folder: Path) -> Iterator[str]:
+    """Of a router over fake workers, in a process of its own."""
+    with served_fakes(model_folder) as url:
+        yield url

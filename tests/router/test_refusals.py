@@ -176,7 +176,7 @@ async def test_a_prompt_that_cannot_fit(start_router: StartRouter) -> None:
     async with fake_cluster(()) as cluster, start_router(cluster) as router:
         error = error_of(await router.complete(prompt=[5] * 100), 400)
         assert error["code"] == "context_length_exceeded"
-        for number in ("100 tokens", "150: 100", "at least 50"):
+        for number in ("100 tokens", "150 tokens", "100 for the prompt", "at least 50"):
             assert number in str(error["message"])
 
 
