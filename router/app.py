@@ -4,16 +4,14 @@
 this way: exchange → schemas → validation → generation → dispatch, and back through answer.
 """
 
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from starlette.datastructures import Headers
 
 from router.admin_server import admin_server
@@ -22,12 +20,8 @@ from router.answer import answer
 from router.answers import (
     ChatCompletion,
     ChatCompletionChunk,
-    Model,
-    ModelList,
-    Status,
     TextCompletion,
     TextCompletionChunk,
-    Version,
 )
 from router.chat_format import ChatFormat
 from router.chat_style import ChatStyle
@@ -36,17 +30,17 @@ from router.cluster_reader import ClusterReader
 from router.config import RouterConfig
 from router.dispatch import Dispatcher
 from router.error_answers import add_error_answers
-from router.errors import ModelNotFound
 from router.exchange import Exchange, Reply
 from router.fleet import Fleet
 from router.gate import Gate, grant_of
 from router.generation import generate
 from router.grammar_check import GrammarCheck
-from router.ledger import Ledger, LedgerWatch
+from router.ledger import LedgerWatch
 from router.limits import Limits
 from router.metrics import RouterMetrics
 from router.objective import TPOT_HEADER, TTFT_HEADER, wish_of
-from router.openapi import Posted, Posts, add_document, answers, texts
+from router.openapi import Posted, Posts, add_document, answers
+from router.operations_api import add_models, add_operations
 from router.pins import PinBoard
 from router.record import Records, RequestRecord
 from router.request import RequestId, ValidRequest
@@ -230,8 +224,13 @@ def build_app(
     app.add_middleware(RequestIds)
     add_error_answers(app)
     _add_completions(app)
-    _add_models(app, config.served_model_name)
-    _add_operations(app, registry)
+    add_models(app, config.served_model_name)
+    add_operations(
+        app,
+        registry,
+        lambda request: _router_of(request).dispatcher.is_ready,
+        lambda request: _router_of(request).ledger.read(),
+    )
     add_requests(app, lambda request: _router_of(request).records.of(grant_of(request.scope)))
     add_cluster(app, lambda request: _router_of(request).cluster)
     add_document(app, POSTS, config.served_model_name, _limits(config))
@@ -264,47 +263,3 @@ def _add_completions(app: FastAPI) -> None:
     async def detokenize(request: Request) -> Response:
         router = _router_of(request)
         return router.exchange(router.tokens.detokenize, request)
-
-
-def _add_models(app: FastAPI, name: str) -> None:
-    model = Model(id=name, created=int(time.time()))
-
-    @app.head("/v1/models", include_in_schema=False)
-    @app.get("/v1/models")
-    async def models() -> ModelList:
-        return ModelList(data=[model])
-
-    @app.get("/v1/models/{model_id:path}")
-    async def retrieve_model(model_id: str) -> Model:
-        if model_id != name:
-            raise ModelNotFound(model_id, name)
-        return model
-
-
-def _add_operations(app: FastAPI, registry: CollectorRegistry) -> None:
-    @app.head("/healthz", include_in_schema=False)
-    @app.get("/healthz")
-    async def alive() -> Status:
-        return Status(status="alive")
-
-    @app.head("/readyz", include_in_schema=False)
-    @app.get("/readyz", responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": Status}})
-    async def ready(request: Request, response: Response) -> Status:
-        is_ready = request.app.state.router.dispatcher.is_ready
-        if not is_ready:
-            response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
-        return Status(status="ready" if is_ready else "waiting for workers")
-
-    @app.get("/version")
-    async def version() -> Version:
-        return Version.of_package()
-
-    @app.get("/v1/ledger", responses=answers(Ledger))
-    async def ledger(request: Request) -> Response:
-        told = await _router_of(request).ledger.read()
-        return Response(told.model_dump_json(), media_type="application/json")
-
-    @app.head("/metrics", include_in_schema=False)
-    @app.get("/metrics", responses=texts("text/plain"), response_class=Response)
-    async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
