@@ -27,7 +27,7 @@ from engine.cpu.simd import (
     sub,
     sum_lanes,
 )
-from engine.cpu.sync import claim, complete, wait
+from engine.cpu.sync import claim_alone, complete
 from engine.cpu.tile import PANEL, TILE, add_weighted, height_of, multiply
 
 
@@ -35,6 +35,7 @@ from engine.cpu.tile import PANEL, TILE, add_weighted, height_of, multiply
 def pack(
     counters: Ints,
     region: int,
+    thread: int,
     shape: Shape,
     step: Step,
     cache: Cache,
@@ -43,16 +44,15 @@ def pack(
 ) -> None:
     """scratch.packed_k, packed_v of the sequences in step.packed. An item is 64 keys of a head."""
     items = len(step.pack_items) * shape.kv_heads
-    item = claim(counters, region)
-    while item < items:
+    item = claim_alone(counters, region, thread, items)
+    while item >= 0:
         index, block = step.pack_items[item // shape.kv_heads]
         kv_head = item % shape.kv_heads
         into = step.packed_at[index] + kv_head * step.packed_stride[index]
         into += block * KEYS * shape.head_dim
         _pack_block(shape, step, cache, scratch, layer, step.packed[index], kv_head, block, into)
         complete(counters, region)
-        item = claim(counters, region)
-    wait(counters, region, items)
+        item = claim_alone(counters, region, thread, items)
 
 
 @kernel
@@ -103,7 +103,7 @@ def attend_tile(
     kv_head: int,
     first: int,
 ) -> None:
-    """Writes scratch.attended for up to twelve rows of step.packed[index], from its row `first`."""
+    """Up to twelve rows of step.packed[index], from its row `first`; `write_tile` says where to."""
     dim, per_kv, group = shape.head_dim, shape.heads // shape.kv_heads, shape.group
     sequence = step.packed[index]
     first_row, end_row = step.first_rows[sequence], step.first_rows[sequence + 1]
@@ -140,7 +140,6 @@ def attend_tile(
         for i in range(0, dim, PANEL):
             add_weighted(height, weights, scratch.packed_v, at + i * KEYS, sums, i, dim)
         key += KEYS
-    _write(shape, step, scratch, kv_head, first_row, first, num_rows, sums, totals)
 
 
 @kernel
@@ -188,19 +187,15 @@ def _weigh(
 
 
 @kernel
-def _write(
-    shape: Shape,
-    step: Step,
-    scratch: Scratch,
-    kv_head: int,
-    first_row: int,
-    first: int,
-    num_rows: int,
-    sums: Floats,
-    totals: Floats,
+def write_tile(
+    shape: Shape, step: Step, scratch: Scratch, thread: int, index: int, kv_head: int, first: int
 ) -> None:
+    """scratch.attended of what the thread made in `attend_tile`."""
     dim, per_kv, width = shape.head_dim, shape.heads // shape.kv_heads, shape.heads * shape.head_dim
-    for row in range(num_rows):
+    sequence, sums = step.packed[index], scratch.floats[thread]
+    totals = sums[TILE * (dim + 2 * PANEL) :]
+    first_row, end_row = step.first_rows[sequence], step.first_rows[sequence + 1]
+    for row in range(min(TILE, (end_row - first_row) * per_kv - first)):
         token, head = first_row + (first + row) // per_kv, (first + row) % per_kv
         tile = token // TILE * TILE
         height = height_of(min(TILE, len(step.slots) - tile))

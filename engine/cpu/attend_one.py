@@ -45,8 +45,8 @@ def attend_one(
     first_head: int,
     end_head: int,
 ) -> None:
-    """Writes what KV heads [first_head, end_head) have to say in scratch.attended, for a sequence
-    with one new token."""
+    """What KV heads [first_head, end_head) have to say, for a sequence with one new token: for
+    `write_one` to write out."""
     dim, per_kv, num_heads = shape.head_dim, shape.heads // shape.kv_heads, shape.heads
     row, seq_len = step.first_rows[sequence], step.seq_lens[sequence]
     floats = scratch.floats[thread]
@@ -75,10 +75,26 @@ def attend_one(
             weights, into = scores[head * KEYS :], sums[head * dim :]
             add_rows(per_kv, weights, KEYS, cache.elements, rows_at, here, count, into, dim)
         first, here, ahead = first + count, ahead, here
+
+
+@kernel
+def write_one(
+    shape: Shape,
+    step: Step,
+    scratch: Scratch,
+    thread: int,
+    sequence: int,
+    first_head: int,
+    end_head: int,
+) -> None:
+    """scratch.attended of what the thread made in `attend_one`."""
+    dim, per_kv, num_heads = shape.head_dim, shape.heads // shape.kv_heads, shape.heads
+    row, sums = step.first_rows[sequence], scratch.floats[thread]
+    totals = sums[num_heads * (dim + KEYS + 1) :]
     tile = row // TILE * TILE
     height = height_of(min(TILE, len(step.slots) - tile))
     for head in range(first_head * per_kv, end_head * per_kv):
-        share = splat(1.0 / peaks[num_heads + head])
+        share = splat(1.0 / totals[head])
         for i in range(head * dim, (head + 1) * dim, LANES):
             into_at = tile * num_heads * dim + i * height + (row - tile) * shape.group
             store_columns(scratch.attended, into_at, height, mul(load(sums, i), share))

@@ -23,7 +23,7 @@ from engine.cpu.jit import kernel
 from engine.cpu.layout import Floats, Ints
 from engine.cpu.likely import ALL, FROM_LEAST, WEIGHTS, keep_likely
 from engine.cpu.simd import LANES, any_above, div, load, max_lanes, maximum, splat, store, sub
-from engine.cpu.sync import claim, complete, wait
+from engine.cpu.sync import claim_alone, complete
 
 SCRATCH_ROWS = 6
 """Of `padded` floats each, for each thread."""
@@ -53,8 +53,8 @@ def choose(
     out: Ints,  # [L]
 ) -> None:
     """Every thread takes rows while there are any."""
-    row = claim(counters, 0)
-    while row < len(logits):
+    row = claim_alone(counters, 0, thread, len(logits))
+    while row >= 0:
         own, values = floats[thread], logits[row]
         if asks(changes, row):
             adjust(changes, row, values, own[0])
@@ -64,8 +64,7 @@ def choose(
         else:
             out[row] = _draw(row, values, wishes, own, ids[thread])
         complete(counters, 0)
-        row = claim(counters, 0)
-    wait(counters, 0, len(logits))
+        row = claim_alone(counters, 0, thread, len(logits))
 
 
 @kernel

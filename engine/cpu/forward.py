@@ -2,13 +2,13 @@
 share the work, project.py, rotate.py, attend_one.py and attend_many.py for the regions.
 """
 
-from engine.cpu.attend_many import attend_tile, pack
-from engine.cpu.attend_one import attend_one
+from engine.cpu.attend_many import attend_tile, pack, write_tile
+from engine.cpu.attend_one import attend_one, write_one
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Cache, Elements, Floats, Ints, Scratch, Shape, Step, Weights
 from engine.cpu.project import embed, norm, project, project_gated
 from engine.cpu.rotate import rotate_and_write
-from engine.cpu.sync import claim, complete, wait
+from engine.cpu.sync import claim, commit, complete
 from engine.cpu.tile import PANEL
 
 REGIONS_PER_LAYER = 9
@@ -39,7 +39,7 @@ def forward(
     0 ... T - 1. A pass may come in several calls, of one range of layers after the other; only the
     last, whose range may be empty, has the head."""
     if first_layer == 0:
-        embed(counters, 0, shape, step.input_ids, weights.embedding, scratch.hidden)
+        embed(counters, 0, thread, shape, step.input_ids, weights.embedding, scratch.hidden)
     for layer in range(first_layer, end_layer):
         first_region = 1 + layer * REGIONS_PER_LAYER
         _layer(counters, first_region, thread, shape, weights, step, cache, scratch, rows, layer)
@@ -47,7 +47,7 @@ def forward(
         region = 1 + shape.num_layers * REGIONS_PER_LAYER
         _head(
             counters, region, thread, shape, weights, step.logits_rows, scratch.hidden,
-            scratch.tiles, scratch.logits, scratch.floats,
+            scratch.tiles, scratch.logits, scratch.floats, scratch.elements,
         )  # fmt: skip
 
 
@@ -62,10 +62,11 @@ def head(
     tiles: Elements,
     logits: Floats,
     floats: Floats,
+    elements: Elements,
 ) -> None:
-    """logits [rows, vocab] of hidden [rows, hidden]; `rows` is 0 ... n - 1, tiles and floats are
+    """logits [rows, vocab] of hidden [rows, hidden]; `rows` is 0 ... n - 1, the last four are
     as in Scratch."""
-    _head(counters, 0, thread, shape, weights, rows, hidden, tiles, logits, floats)
+    _head(counters, 0, thread, shape, weights, rows, hidden, tiles, logits, floats, elements)
 
 
 @kernel
@@ -80,11 +81,13 @@ def _head(
     tiles: Elements,
     logits: Floats,
     floats: Floats,
+    elements: Elements,
 ) -> None:
     if len(rows):
-        norm(counters, region, shape, rows, hidden, weights.norm, tiles)
+        own = elements[thread]
+        x = norm(counters, region, thread, shape, rows, hidden, weights.norm, tiles, own)
         project(
-            counters, region + 1, len(rows), tiles, weights.panels, weights.lm_head_at,
+            counters, region + 1, thread, len(rows), x, weights.panels, weights.lm_head_at,
             shape.hidden, shape.vocab, weights.lm_head_bias, False, logits, floats[thread],
         )  # fmt: skip
 
@@ -104,35 +107,38 @@ def _layer(
 ) -> None:
     num_rows, width = len(rows), shape.heads * shape.head_dim
     num_qkv = width + 2 * shape.kv_heads * shape.head_dim
-    panels, base, product = weights.panels, layer * weights.layer_stride, scratch.floats[thread]
+    panels, base = weights.panels, layer * weights.layer_stride
+    product, own = scratch.floats[thread], scratch.elements[thread]
     bias, norms = weights.biases[layer], weights.norms[layer]
     o_bias = (num_qkv + PANEL - 1) // PANEL * PANEL
     gate_bias = o_bias + (shape.hidden + PANEL - 1) // PANEL * PANEL
     down_bias = gate_bias + 2 * shape.inner
 
-    norm(counters, region, shape, rows, scratch.hidden, norms[0], scratch.tiles)
+    x = norm(counters, region, thread, shape, rows, scratch.hidden, norms[0], scratch.tiles, own)
     project(
-        counters, region + 1, num_rows, scratch.tiles, panels, base, shape.hidden, num_qkv,
+        counters, region + 1, thread, num_rows, x, panels, base, shape.hidden, num_qkv,
         bias, False, scratch.qkv, product,
     )  # fmt: skip
     rotate_and_write(
-        counters, region + 2, shape, step, cache, scratch, layer, weights.head_norms[layer]
+        counters, region + 2, thread, shape, step, cache, scratch, layer, weights.head_norms[layer]
     )
-    pack(counters, region + 3, shape, step, cache, scratch, layer)
+    pack(counters, region + 3, thread, shape, step, cache, scratch, layer)
     window = weights.windows[layer]
     _attend(counters, region + 4, shape, step, cache, scratch, thread, layer, window)
     project(
-        counters, region + 5, num_rows, scratch.attended, panels, base + weights.o_at, width,
-        shape.hidden, bias[o_bias:], True, scratch.hidden, product,
+        counters, region + 5, thread, num_rows, scratch.attended, panels, base + weights.o_at,
+        width, shape.hidden, bias[o_bias:], True, scratch.hidden, product,
     )  # fmt: skip
-    norm(counters, region + 6, shape, rows, scratch.hidden, norms[1], scratch.tiles)
+    x = norm(
+        counters, region + 6, thread, shape, rows, scratch.hidden, norms[1], scratch.tiles, own
+    )
     project_gated(
-        counters, region + 7, num_rows, scratch.tiles, panels, base + weights.gate_up_at,
+        counters, region + 7, thread, num_rows, x, panels, base + weights.gate_up_at,
         shape.hidden, shape.inner, bias[gate_bias:], shape.group, scratch.gated, product,
     )  # fmt: skip
     project(
-        counters, region + 8, num_rows, scratch.gated, panels, base + weights.down_at, shape.inner,
-        shape.hidden, bias[down_bias:], True, scratch.hidden, product,
+        counters, region + 8, thread, num_rows, scratch.gated, panels, base + weights.down_at,
+        shape.inner, shape.hidden, bias[down_bias:], True, scratch.hidden, product,
     )  # fmt: skip
 
 
@@ -153,15 +159,19 @@ def _attend(
     # All heads of a block lie together: read together, if there are items enough without.
     together = num_heads if len(step.lone) >= _MANY else 1
     items = num_tiles + len(step.lone) * num_heads // together
-    item = claim(counters, region)
-    while item < items:
+    item = claim(counters, region, thread, items)
+    while item >= 0:
         if item < num_tiles:
             index, first = step.tile_items[item // num_heads]
             attend_tile(shape, step, scratch, thread, window, index, item % num_heads, first)
+            if commit(counters, thread):
+                write_tile(shape, step, scratch, thread, index, item % num_heads, first)
+                complete(counters, region)
         else:
             index, first = divmod((item - num_tiles) * together, num_heads)
             sequence, end = step.lone[index], first + together
             attend_one(shape, step, cache, scratch, thread, layer, window, sequence, first, end)
-        complete(counters, region)
-        item = claim(counters, region)
-    wait(counters, region, items)
+            if commit(counters, thread):
+                write_one(shape, step, scratch, thread, sequence, first, end)
+                complete(counters, region)
+        item = claim(counters, region, thread, items)

@@ -26,7 +26,7 @@ from engine.cpu.plan import plan_step
 from engine.cpu.sampler import KernelSampler
 from engine.cpu.scratch import ScratchPool
 from engine.cpu.simd import LANES
-from engine.cpu.sync import COUNTERS_PER_REGION
+from engine.cpu.sync import new_counters
 from engine.cpu.team import Team
 from engine.kv_cache import KVCache
 from engine.layer_groups import LayerGroups
@@ -149,11 +149,11 @@ class PanelModel:
         )
         scratch = self._scratch.of(step)
         rows = self._scratch.rows(len(step.slots))
-        regions = num_regions(self._shape.num_layers) * COUNTERS_PER_REGION
+        regions = num_regions(self._shape.num_layers)
         arguments = (self._shape, self._weights, step, cache, scratch, rows)
 
         def compute(first: int, end: int, has_head: bool) -> None:
-            counters = np.zeros(regions, dtype=np.int64)
+            counters = new_counters(regions, self._team.num_threads)
             run(partial(_run, counters, *arguments, first, end, has_head))
 
         first = 0
@@ -182,14 +182,10 @@ class PanelModel:
         """Of contiguous float32 rows on the host."""
         num_rows = len(hidden)
         logits: Floats = np.empty(num_rows * self._shape.vocab, dtype=np.float32)
-        counters = np.zeros(HEAD_REGIONS * COUNTERS_PER_REGION, dtype=np.int64)
-        tiles, floats = self._scratch.for_head(num_rows)
+        counters = new_counters(HEAD_REGIONS, self._team.num_threads)
+        scratch = self._scratch.for_head(num_rows)
         rows, flat = self._scratch.rows(num_rows), hidden.contiguous().numpy().reshape(-1)
-        run(
-            partial(
-                _run_head, counters, self._shape, self._weights, rows, flat, tiles, logits, floats
-            )
-        )
+        run(partial(_run_head, counters, self._shape, self._weights, rows, flat, logits, *scratch))
         return logits
 
     def _compile(self, dtype: torch.dtype) -> None:
@@ -229,12 +225,13 @@ def _run_head(
     weights: Weights,
     rows: Ints,
     hidden: Floats,
-    tiles: Elements,
     logits: Floats,
+    tiles: Elements,
     floats: Floats,
+    elements: Elements,
     thread: int,
 ) -> None:
-    head(counters, thread, shape, weights, rows, hidden, tiles, logits, floats)
+    head(counters, thread, shape, weights, rows, hidden, tiles, logits, floats, elements)
 
 
 def _are_within(indices: Ints, end: int) -> bool:

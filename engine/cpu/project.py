@@ -1,6 +1,7 @@
 """Row-wise work of a layer: norms, and the products with what follows each of them fused in.
 
-Kernels; each is one region of a step (see sync.py).
+Kernels; each is one region of a step (see sync.py). Products are made in memory of the thread's
+own and written out, or added to what is there, when they are whole.
 """
 
 import math
@@ -22,11 +23,14 @@ from engine.cpu.simd import (
     sum_lanes,
     zeros,
 )
-from engine.cpu.sync import claim, complete, wait
+from engine.cpu.sync import claim, claim_alone, commit, complete
 from engine.cpu.tile import PANEL, TILE, height_of, multiply
 
 _GROUP_ROWS = 12 * TILE
 """Rows whose tiles stay in the core's cache while panels pass by."""
+_FEW_ROWS, _MOST_PANELS = 2 * TILE, 8
+PRODUCT = max(_GROUP_ROWS, _FEW_ROWS * _MOST_PANELS) * PANEL
+"""Floats of an item's product."""
 
 
 @kernel
@@ -36,66 +40,85 @@ def num_tiles(num_rows: int) -> int:
 
 @kernel
 def embed(
-    counters: Ints, region: int, shape: Shape, ids: Ints, table: Elements, hidden: Floats
+    counters: Ints,
+    region: int,
+    thread: int,
+    shape: Shape,
+    ids: Ints,
+    table: Elements,
+    hidden: Floats,
 ) -> None:
     """hidden [T, hidden] = the tokens' rows of the table."""
     width, flat = shape.hidden, table.reshape(-1)
     items = num_tiles(len(ids))
-    item = claim(counters, region)
-    while item < items:
+    item = claim_alone(counters, region, thread, items)
+    while item >= 0:
         for row in range(item * TILE, min((item + 1) * TILE, len(ids))):
             for column in range(0, width, LANES):
                 store(hidden, row * width + column, load(flat, ids[row] * width + column))
         complete(counters, region)
-        item = claim(counters, region)
-    wait(counters, region, items)
+        item = claim_alone(counters, region, thread, items)
 
 
 @kernel
 def norm(
     counters: Ints,
     region: int,
+    thread: int,
     shape: Shape,
     rows: Ints,
     hidden: Floats,
     weight: Floats,
     tiles: Elements,
-) -> None:
-    """Row tiles of the RMS-normed `rows` of hidden [T, hidden]."""
-    width, num_rows = shape.hidden, len(rows)
+    own_tile: Elements,
+) -> Elements:
+    """Row tiles of the RMS-normed `rows` of hidden [T, hidden]. A single tile every thread makes
+    for itself, which is sooner done than waiting for one of them."""
+    num_rows = len(rows)
+    if num_rows <= TILE:
+        _norm_tile(shape, rows, hidden, weight, 0, own_tile)
+        return own_tile
     items = num_tiles(num_rows)
-    item = claim(counters, region)
-    while item < items:
-        first = item * TILE
-        height = height_of(min(TILE, num_rows - first))
-        for row in range(min(TILE, num_rows - first)):
-            at = rows[first + row] * width
-            squares = zeros()
-            for column in range(0, width, LANES):
-                x = load(hidden, at + column)
-                squares = fma(x, x, squares)
-            scale = splat(1.0 / math.sqrt(sum_lanes(squares) / width + shape.eps))
-            into = first * width + row * shape.group
-            for column in range(0, width, LANES):
-                x = mul(mul(load(hidden, at + column), scale), load(weight, column))
-                store_columns(tiles, into + column * height, height, x)
+    item = claim_alone(counters, region, thread, items)
+    while item >= 0:
+        _norm_tile(shape, rows, hidden, weight, item * TILE, tiles)
         complete(counters, region)
-        item = claim(counters, region)
-    wait(counters, region, items)
+        item = claim_alone(counters, region, thread, items)
+    return tiles
+
+
+@kernel
+def _norm_tile(
+    shape: Shape, rows: Ints, hidden: Floats, weight: Floats, first: int, tiles: Elements
+) -> None:
+    width, num_rows = shape.hidden, min(TILE, len(rows) - first)
+    height = height_of(num_rows)
+    for row in range(num_rows):
+        at = rows[first + row] * width
+        squares = zeros()
+        for column in range(0, width, LANES):
+            x = load(hidden, at + column)
+            squares = fma(x, x, squares)
+        scale = splat(1.0 / math.sqrt(sum_lanes(squares) / width + shape.eps))
+        into = first * width + row * shape.group
+        for column in range(0, width, LANES):
+            x = mul(mul(load(hidden, at + column), scale), load(weight, column))
+            store_columns(tiles, into + column * height, height, x)
 
 
 @kernel
 def _panels_per_item(num_rows: int, num_panels: int) -> int:
     """An item takes some microseconds at the least."""
-    if num_rows > 2 * TILE:
+    if num_rows > _FEW_ROWS:
         return 1
-    return 8 if num_panels > 512 else 2
+    return _MOST_PANELS if num_panels > 512 else 2
 
 
 @kernel
 def project(
     counters: Ints,
     region: int,
+    thread: int,
     num_rows: int,
     x: Elements,
     panels: Elements,
@@ -108,55 +131,80 @@ def project(
     product: Floats,
 ) -> None:
     """out [num_rows, num_out] = (out, if `adds`) + x W + bias. x: row tiles of num_in columns;
-    product: a thread's own [TILE, PANEL]."""
+    product: a thread's own, for PRODUCT floats."""
     num_panels = (num_out + PANEL - 1) // PANEL
     step = _panels_per_item(num_rows, num_panels)
     per_group = (num_panels + step - 1) // step
     items = per_group * ((num_rows + _GROUP_ROWS - 1) // _GROUP_ROWS)
-    item = claim(counters, region)
-    while item < items:
+    item = claim(counters, region, thread, items)
+    while item >= 0:
         group, first_panel = item // per_group * _GROUP_ROWS, item % per_group * step
-        for panel in range(first_panel, min(first_panel + step, num_panels)):
-            column, w_at = panel * PANEL, panels_at + panel * PANEL * num_in
-            for first in range(group, min(group + _GROUP_ROWS, num_rows), TILE):
-                rows = min(TILE, num_rows - first)
-                multiply(height_of(rows), x, first * num_in, panels, w_at, num_in, product)
-                for row in range(rows):
-                    at = (first + row) * num_out + column
-                    if column + PANEL <= num_out:
-                        _put(product, row * PANEL, bias, column, adds, out, at)
-                        _put(
-                            product,
-                            row * PANEL + LANES,
-                            bias,
-                            column + LANES,
-                            adds,
-                            out,
-                            at + LANES,
-                        )
-                    else:
-                        for i in range(num_out - column):
-                            before = out[at + i] if adds else 0.0
-                            out[at + i] = product[row * PANEL + i] + bias[column + i] + before
-        complete(counters, region)
-        item = claim(counters, region)
-    wait(counters, region, items)
+        end, end_panel = min(group + _GROUP_ROWS, num_rows), min(first_panel + step, num_panels)
+        _multiply_all(
+            x, group, end, panels, panels_at, first_panel, end_panel, num_in, num_rows, product
+        )
+        if commit(counters, thread):
+            at = 0
+            for panel in range(first_panel, end_panel):
+                for row in range(group, end):
+                    _put(product, at, bias, panel * PANEL, adds, out, row * num_out, num_out)
+                    at += PANEL
+            complete(counters, region)
+        item = claim(counters, region, thread, items)
+
+
+@kernel
+def _multiply_all(
+    x: Elements,
+    first_row: int,
+    end_row: int,
+    panels: Elements,
+    panels_at: int,
+    first_panel: int,
+    end_panel: int,
+    num_in: int,
+    num_rows: int,
+    product: Floats,
+) -> None:
+    """product [panels][rows][PANEL], without gaps but for what a last tile has too much."""
+    at = 0
+    for panel in range(first_panel, end_panel):
+        w_at = panels_at + panel * PANEL * num_in
+        for first in range(first_row, end_row, TILE):
+            rows = min(TILE, num_rows - first)
+            multiply(height_of(rows), x, first * num_in, panels, w_at, num_in, product[at:])
+            at += rows * PANEL
 
 
 @kernel
 def _put(
-    product: Floats, i: int, bias: Floats, column: int, adds: bool, out: Floats, at: int
+    product: Floats,
+    at: int,
+    bias: Floats,
+    column: int,
+    adds: bool,
+    out: Floats,
+    row_at: int,
+    num_out: int,
 ) -> None:
-    x = add(load(product, i), load(bias, column))
-    if adds:
-        x = add(x, load(out, at))
-    store(out, at, x)
+    into = row_at + column
+    if column + PANEL <= num_out:
+        for i in range(0, PANEL, LANES):
+            x = add(load(product, at + i), load(bias, column + i))
+            if adds:
+                x = add(x, load(out, into + i))
+            store(out, into + i, x)
+        return
+    for i in range(num_out - column):
+        before = out[into + i] if adds else 0.0
+        out[into + i] = product[at + i] + bias[column + i] + before
 
 
 @kernel
 def project_gated(
     counters: Ints,
     region: int,
+    thread: int,
     num_rows: int,
     x: Elements,
     panels: Elements,
@@ -174,23 +222,36 @@ def project_gated(
     step = _panels_per_item(num_rows, num_panels)
     per_group = (num_panels + step - 1) // step
     items = per_group * ((num_rows + _GROUP_ROWS - 1) // _GROUP_ROWS)
-    one, zero = splat(1.0), zeros()
-    item = claim(counters, region)
-    while item < items:
+    item = claim(counters, region, thread, items)
+    while item >= 0:
         group, first_panel = item // per_group * _GROUP_ROWS, item % per_group * step
-        for panel in range(first_panel, min(first_panel + step, num_panels)):
-            w_at = panels_at + panel * PANEL * num_in
-            for first in range(group, min(group + _GROUP_ROWS, num_rows), TILE):
-                rows = min(TILE, num_rows - first)
-                height = height_of(rows)
-                multiply(height, x, first * num_in, panels, w_at, num_in, product)
-                into = first * num_out + panel * LANES * height
-                for row in range(rows):
-                    gate = add(load(product, row * PANEL), load(bias, panel * PANEL))
-                    up = load(product, row * PANEL + LANES)
-                    up = add(up, load(bias, panel * PANEL + LANES))
-                    silu = div(gate, add(one, exp(sub(zero, gate))))
-                    store_columns(gated, into + row * group_size, height, mul(silu, up))
-        complete(counters, region)
-        item = claim(counters, region)
-    wait(counters, region, items)
+        end, end_panel = min(group + _GROUP_ROWS, num_rows), min(first_panel + step, num_panels)
+        _multiply_all(
+            x, group, end, panels, panels_at, first_panel, end_panel, num_in, num_rows, product
+        )
+        _gate(end - group, first_panel, end_panel, bias, product)
+        if commit(counters, thread):
+            at = 0
+            for panel in range(first_panel, end_panel):
+                for row in range(group, end):
+                    tile = row // TILE * TILE
+                    height = height_of(min(TILE, num_rows - tile))
+                    into = tile * num_out + panel * LANES * height + (row - tile) * group_size
+                    store_columns(gated, into, height, load(product, at))
+                    at += PANEL
+            complete(counters, region)
+        item = claim(counters, region, thread, items)
+
+
+@kernel
+def _gate(num_rows: int, first_panel: int, end_panel: int, bias: Floats, product: Floats) -> None:
+    """Each PANEL of the product begins with the values that the gate lets through."""
+    at, one, zero = 0, splat(1.0), zeros()
+    for panel in range(first_panel, end_panel):
+        gate_bias, up_bias = load(bias, panel * PANEL), load(bias, panel * PANEL + LANES)
+        for _ in range(num_rows):
+            gate = add(load(product, at), gate_bias)
+            up = add(load(product, at + LANES), up_bias)
+            silu = div(gate, add(one, exp(sub(zero, gate))))
+            store(product, at, mul(silu, up))
+            at += PANEL

@@ -5,7 +5,7 @@ import math
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Cache, Floats, Ints, Scratch, Shape, Step
 from engine.cpu.simd import LANES, add, fma, load, mul, splat, store, sub, sum_lanes, zeros
-from engine.cpu.sync import claim, complete, wait
+from engine.cpu.sync import claim_alone, complete
 
 _TOKENS = 4
 """Tokens of an item."""
@@ -15,6 +15,7 @@ _TOKENS = 4
 def rotate_and_write(
     counters: Ints,
     region: int,
+    thread: int,
     shape: Shape,
     step: Step,
     cache: Cache,
@@ -26,8 +27,8 @@ def rotate_and_write(
     num_tokens, dim, heads, kv_heads = len(step.slots), shape.head_dim, shape.heads, shape.kv_heads
     num_out, qkv = (heads + 2 * kv_heads) * dim, scratch.qkv
     items = (num_tokens + _TOKENS - 1) // _TOKENS
-    item = claim(counters, region)
-    while item < items:
+    item = claim_alone(counters, region, thread, items)
+    while item >= 0:
         for token in range(item * _TOKENS, min((item + 1) * _TOKENS, num_tokens)):
             at = token * num_out
             k_at = 2 * layer * cache.plane + step.slots[token] * kv_heads * dim
@@ -46,8 +47,7 @@ def rotate_and_write(
             for column in range(0, kv_heads * dim, LANES):
                 store(cache.elements, v_at + column, load(qkv, values + column))
         complete(counters, region)
-        item = claim(counters, region)
-    wait(counters, region, items)
+        item = claim_alone(counters, region, thread, items)
 
 
 @kernel

@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.cpu.adjust import Changes, Int32s
 from engine.cpu.choose import SCRATCH_ROWS, Wishes, choose, padded
 from engine.cpu.layout import Floats, Ints
-from engine.cpu.sync import COUNTERS_PER_REGION
+from engine.cpu.sync import new_counters
 from engine.cpu.team import Team
 from engine.cpu.tell import tell
 from engine.logit_processors import Asked, Cells, RowRules, asked
@@ -53,10 +53,8 @@ class KernelSampler:
         wishes = Wishes(fixed.numbers, noise_counters(rows))
         changes = changes or _no_changes(len(rows))
         out: Ints = np.empty(len(rows), dtype=np.int64)
-        self._run(
-            partial(_choose, _counters(), values, wishes, changes, self._floats, self._ids, out),
-            len(rows),
-        )
+        counters, scratch = self._counters(), (self._floats, self._ids)
+        self._run(partial(_choose, counters, values, wishes, changes, *scratch, out), len(rows))
         return torch.from_numpy(out)
 
     def _fixed(self, rows: Sequence[SampleRow]) -> "_Fixed":
@@ -82,8 +80,11 @@ class KernelSampler:
         values = np.ascontiguousarray(logits.numpy())  # host memory
         chosen = token_ids.numpy()  # host memory
         floats = table.view(np.float32)
-        self._run(partial(_tell, _counters(), values, chosen, table, floats), len(table))
+        self._run(partial(_tell, self._counters(), values, chosen, table, floats), len(table))
         return torch.from_numpy(table)
+
+    def _counters(self) -> Ints:
+        return new_counters(1, self._team.num_threads)
 
     def _run(self, function: Callable[[int], None], num_rows: int) -> None:
         if num_rows <= _FEW:
@@ -172,10 +173,6 @@ def _log(min_p: float) -> float:
     return math.log(min_p) if min_p > 0.0 else -math.inf
 
 
-def _counters() -> Ints:
-    return np.zeros(COUNTERS_PER_REGION, dtype=np.int64)
-
-
 def _choose(
     counters: Ints,
     logits: Floats,
@@ -192,4 +189,4 @@ def _choose(
 def _tell(
     counters: Ints, logits: Floats, chosen: Ints, table: Int32s, floats: Floats, thread: int
 ) -> None:
-    tell(counters, logits, chosen, table, floats)
+    tell(counters, thread, logits, chosen, table, floats)

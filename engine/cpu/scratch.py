@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from engine.cpu.layout import KEYS, Elements, Floats, Ints, Scratch, Shape, Step
+from engine.cpu.project import PRODUCT
 from engine.cpu.simd import LANES
 from engine.cpu.tile import PANEL, TILE
 
@@ -17,12 +18,12 @@ class ScratchPool:
         num_floats = max(
             TILE * (shape.head_dim + 2 * PANEL + LANES + 1),
             shape.heads * (shape.head_dim + KEYS + 2),
+            PRODUCT,
         )
         # Rows of whole cache lines: threads write side by side.
         self._floats: Floats = np.zeros((num_threads, _lines(num_floats)), dtype=np.float32)
-        self._elements: Elements = np.zeros(
-            (num_threads, _lines(TILE * (shape.head_dim + KEYS))), dtype=self._dtype
-        )
+        num_elements = TILE * max(shape.head_dim + KEYS, shape.hidden)
+        self._elements: Elements = np.zeros((num_threads, _lines(num_elements)), dtype=self._dtype)
         self._offsets: Ints = np.zeros((num_threads, 2, KEYS), dtype=np.int64)
         self._rows: Ints = np.arange(0, dtype=np.int64)
         self._kept: dict[str, Elements] = {}
@@ -33,10 +34,10 @@ class ScratchPool:
             self._rows = np.arange(2 * num_tokens, dtype=np.int64)
         return self._rows[:num_tokens]
 
-    def for_head(self, num_rows: int) -> tuple[Elements, Floats]:
-        """`tiles` and `floats` for so many rows."""
+    def for_head(self, num_rows: int) -> tuple[Elements, Floats, Elements]:
+        """`tiles`, `floats` and `elements` for so many rows."""
         tiled = -(-num_rows // TILE) * TILE
-        return self._get("tiles", tiled * self._shape.hidden), self._floats
+        return self._get("tiles", tiled * self._shape.hidden), self._floats, self._elements
 
     def of(self, step: Step) -> Scratch:
         shape, num_tokens, num_logits = self._shape, len(step.slots), len(step.logits_rows)

@@ -26,24 +26,24 @@ from engine.cpu.simd import (
     sum_lanes,
     zeros,
 )
-from engine.cpu.sync import claim, complete, wait
+from engine.cpu.sync import claim_alone, complete
 
 
 @kernel
 def tell(
     counters: Ints,
+    thread: int,
     logits: Floats,  # [R, vocab]
     chosen: Ints,  # [R]
     table: Int32s,  # [R, 2 + 2k], see logprobs.logprob_table
     floats: Floats,  # the same memory
 ) -> None:
     """Every thread takes rows while there are any."""
-    row = claim(counters, 0)
-    while row < len(logits):
+    row = claim_alone(counters, 0, thread, len(logits))
+    while row >= 0:
         _tell_one(logits[row], logits[row, chosen[row]], table[row], floats[row])
         complete(counters, 0)
-        row = claim(counters, 0)
-    wait(counters, 0, len(logits))
+        row = claim_alone(counters, 0, thread, len(logits))
 
 
 @kernel

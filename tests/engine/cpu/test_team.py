@@ -11,35 +11,33 @@ pytest.importorskip("numba")
 
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Ints
-from engine.cpu.sync import COUNTERS_PER_REGION, claim, complete, wait
+from engine.cpu.sync import claim_alone, complete, new_counters
 from engine.cpu.team import Team
 
 
 @kernel
-def _sum_twice(counters: Ints, items: int, first: Ints, second: Ints) -> None:
+def _sum_twice(counters: Ints, thread: int, items: int, first: Ints, second: Ints) -> None:
     """second[i] is right only if all of `first` was there when its region began."""
-    item = claim(counters, 0)
-    while item < items:
+    item = claim_alone(counters, 0, thread, items)
+    while item >= 0:
         first[item] += item
         complete(counters, 0)
-        item = claim(counters, 0)
-    wait(counters, 0, items)
-    item = claim(counters, 1)
-    while item < items:
+        item = claim_alone(counters, 0, thread, items)
+    item = claim_alone(counters, 1, thread, items)
+    while item >= 0:
         second[item] += first[items - 1 - item] + first[(item * 7) % items]
         complete(counters, 1)
-        item = claim(counters, 1)
-    wait(counters, 1, items)
+        item = claim_alone(counters, 1, thread, items)
 
 
 def _share(counters: Ints, first: Ints, second: Ints, thread: int) -> None:
-    _sum_twice(counters, len(first), first, second)
+    _sum_twice(counters, thread, len(first), first, second)
 
 
 def test_each_item_is_done_once_and_regions_follow_each_other() -> None:
     team, items = Team(4), 1000
     for _ in range(50):
-        counters = np.zeros(2 * COUNTERS_PER_REGION, dtype=np.int64)
+        counters = new_counters(2, 4)
         first, second = np.zeros(items, dtype=np.int64), np.zeros(items, dtype=np.int64)
         team.run(partial(_share, counters, first, second))
         order = np.arange(items)
