@@ -42,11 +42,12 @@ def attend_one(
     layer: int,
     window: int,
     sequence: int,
+    following: int,
     first_head: int,
     end_head: int,
 ) -> None:
     """What KV heads [first_head, end_head) have to say, for a sequence with one new token: for
-    `write_one` to write out."""
+    `write_one` to write out. `following` is the sequence that is likely to come next, or -1."""
     dim, per_kv, num_heads = shape.head_dim, shape.heads // shape.kv_heads, shape.heads
     row, seq_len = step.first_rows[sequence], step.seq_lens[sequence]
     floats = scratch.floats[thread]
@@ -54,22 +55,33 @@ def attend_one(
     peaks = scores[num_heads * KEYS :]  # [heads], and [heads] of the weights' sums behind them
     _begin(num_heads, sums, peaks)
     scale, plane, table = splat(shape.scale), 2 * layer * cache.plane, step.block_tables[sequence]
-    first = 0 if window == 0 else max(0, seq_len - window)
+    first = _first_key(seq_len, window)
     here, ahead = scratch.offsets[thread, 0], scratch.offsets[thread, 1]
-    _find_keys(shape, cache, table, first, min(KEYS, seq_len - first), plane, here)
+    columns = first_head * dim, end_head * dim
+    turns = (end_head - first_head) * (KEYS // LANES)
+    left = min(KEYS, seq_len - first)
+    _find_keys(shape, cache, table, first, left, plane, here)
+    _ask_for(cache, here, 0, left, columns)
     while first < seq_len:
-        count = min(KEYS, seq_len - first)
+        count, turn = left, 0
         left = min(KEYS, seq_len - first - count)
-        if left > 0:  # what comes next is on its way while this is computed
+        num_ahead = left
+        if left > 0:
             _find_keys(shape, cache, table, first + count, left, plane, ahead)
+        elif following >= 0:
+            num_ahead = _find_first(shape, cache, step, following, window, plane, ahead)
         for kv_head in range(first_head, end_head):
-            for head in range(kv_head * per_kv, (kv_head + 1) * per_kv):
-                q_at, score_at = (row * num_heads + head) * dim, head * KEYS
-                for key in range(0, count, LANES):
+            for key in range(0, KEYS, LANES):
+                for head in range(kv_head * per_kv, (kv_head + 1) * per_kv if key < count else 0):
+                    q_at = (row * num_heads + head) * dim
                     dots = dot_rows(scratch.q, q_at, cache.elements, kv_head * dim, here, key, dim)
-                    store(scores, score_at + key, mul(dots, scale))
-                scores[score_at + count : score_at + KEYS] = -np.inf
-                _weigh(scores, score_at, peaks, head, num_heads, sums, dim)
+                    store(scores, head * KEYS + key, mul(dots, scale))
+                # Bit by bit what comes next is on its way while this is computed.
+                first_asked, turn = num_ahead * turn // turns, turn + 1
+                _ask_for(cache, ahead, first_asked, num_ahead * turn // turns, columns)
+            for head in range(kv_head * per_kv, (kv_head + 1) * per_kv):
+                scores[head * KEYS + count : (head + 1) * KEYS] = -np.inf
+                _weigh(scores, head * KEYS, peaks, head, num_heads, sums, dim)
         for kv_head in range(first_head, end_head):
             head, rows_at = kv_head * per_kv, cache.plane + kv_head * dim
             weights, into = scores[head * KEYS :], sums[head * dim :]
@@ -108,12 +120,28 @@ def _begin(num_heads: int, sums: Floats, peaks: Floats) -> None:
 
 
 @kernel
+def _first_key(seq_len: int, window: int) -> int:
+    return 0 if window == 0 else max(0, seq_len - window)
+
+
+@kernel
+def _find_first(
+    shape: Shape, cache: Cache, step: Step, sequence: int, window: int, plane: int, offsets: Ints
+) -> int:
+    """`_find_keys` of where a sequence begins; how many they are."""
+    seq_len = step.seq_lens[sequence]
+    first = _first_key(seq_len, window)
+    count: int = min(KEYS, seq_len - first)
+    _find_keys(shape, cache, step.block_tables[sequence], first, count, plane, offsets)
+    return count
+
+
+@kernel
 def _find_keys(
     shape: Shape, cache: Cache, table: Ints, first: int, count: int, plane: int, offsets: Ints
 ) -> None:
     """Where the keys of positions [first, first + count) begin; the rest, up to KEYS, is the first
-    key again: read, and not used. Asks for them and their values."""
-    line = _LINE_BYTES // cache.elements.itemsize
+    key again: read, and not used."""
     size, stride = cache.block_size, shape.kv_heads * shape.head_dim
     block, slot = first // size, first % size
     at = plane + (table[block] * size + slot) * stride
@@ -123,10 +151,18 @@ def _find_keys(
             block, slot = block + 1, 0
             at = plane + table[block] * size * stride
         offsets[key] = at
-        for i in range(0, stride, line):
-            prefetch(cache.elements, at + i)
-            prefetch(cache.elements, at + cache.plane + i)
         at, slot = at + stride, slot + 1
+
+
+@kernel
+def _ask_for(cache: Cache, offsets: Ints, first: int, end: int, columns: tuple[int, int]) -> None:
+    """Keys [first, end) and their values are to come nearer."""
+    line = _LINE_BYTES // cache.elements.itemsize
+    for key in range(first, end):
+        at = offsets[key]
+        for i in range(at + columns[0], at + columns[1], line):
+            prefetch(cache.elements, i)
+            prefetch(cache.elements, i + cache.plane)
 
 
 @kernel

@@ -170,7 +170,12 @@ def _attend(
         else:
             index, first = divmod((item - num_tiles) * together, num_heads)
             sequence, end = step.lone[index], first + together
-            attend_one(shape, step, cache, scratch, thread, layer, window, sequence, first, end)
+            following = -1
+            if together > 1 and index + 1 < len(step.lone):
+                following = step.lone[index + 1]
+            attend_one(
+                shape, step, cache, scratch, thread, layer, window, sequence, following, first, end
+            )
             if commit(counters, thread):
                 write_one(shape, step, scratch, thread, sequence, first, end)
                 complete(counters, region)
