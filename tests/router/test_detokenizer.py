@@ -69,6 +69,61 @@ def test_any_tokens(name: str, data: st.DataObject) -> None:
     check_pieces(tokenizer, data.draw(st.lists(ids, max_size=40)))
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(deadline=None)
+@given(data=st.data())
+def test_eight_streams_at_once(name: str, data: st.DataObject) -> None:
+    """Whose tokens come in whichever order."""
+    tokenizer = TOKENIZERS[name]
+    ids = st.integers(0, tokenizer.get_vocab_size())
+    turns = data.draw(st.lists(st.tuples(st.integers(0, 7), ids), max_size=80))
+    own = [[token_id for turn, token_id in turns if turn == index] for index in range(8)]
+    for streams in zip(*(detokenizers(tokenizer) for _ in range(8)), strict=True):
+        texts = [""] * 8
+        for index, token_id in turns:
+            texts[index] += streams[index].push(token_id)
+        for text, stream, token_ids in zip(texts, streams, own, strict=True):
+            assert text + stream.flush() == tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+WRITTEN = (
+    *("🏃‍♀️", "👩‍👩‍👧‍👦", "🇫🇷", "한국어", "\u1112\u1161\u11ab"),  # the last: Hangul in parts
+    *("e\u0301\u0327", "เก้า", "नमस्ते", "a", " ", "é"),
+)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(deadline=None)
+@given(parts=st.lists(st.sampled_from(WRITTEN), max_size=12))
+def test_characters_of_many_tokens_are_never_broken(name: str, parts: list[str]) -> None:
+    tokenizer = TOKENIZERS[name]
+    token_ids = tokenizer.encode("".join(parts), add_special_tokens=False).ids
+    check_pieces(tokenizer, token_ids)
+    assert not any("\ufffd" in piece for piece in pieces_of(tokenizer, token_ids))
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(deadline=None)
+@given(data=st.data())
+def test_special_tokens_that_are_shown(name: str, data: st.DataObject) -> None:
+    """Between texts that are each decoded as one."""
+    tokenizer = TOKENIZERS[name]
+    special = sorted(special_ids(tokenizer))
+    ids = st.integers(0, tokenizer.get_vocab_size() - 1)
+    token_ids = data.draw(st.lists(ids | st.sampled_from(special), max_size=40))
+    shown = frozenset(special[1:])
+    expected, others = "", list[int]()
+    for token_id in token_ids:
+        if token_id in shown:
+            name_of = str(tokenizer.id_to_token(token_id))
+            expected += tokenizer.decode(others, skip_special_tokens=True) + name_of
+            others = []
+        else:
+            others.append(token_id)
+    expected += tokenizer.decode(others, skip_special_tokens=True)
+    assert "".join(pieces_of(tokenizer, token_ids, shown)) == expected
+
+
 @given(st.text(max_size=40))
 def test_any_text_comes_back(text: str) -> None:
     tokenizer = TOKENIZERS["byte-level"]
