@@ -31,6 +31,7 @@ class WorkerStatus:
             num_blocks=engine.num_blocks,
             max_queue_ms=round(engine.config.max_queue_ms or 0),
             token_budget=engine.config.token_budget,
+            max_num_seqs=engine.config.max_num_seqs,
             kv_token_nbytes=engine.kv_token_nbytes,
             queue_ageing=AGEING if engine.config.prefill_policy == "srf" else 0.0,
             step_slo_ms=round(engine.config.tpot_slo_ms or 0),

@@ -2,8 +2,8 @@
 
 1. The gate (router/gate.py) says whose a request is.
 2. `entering` counts it: requests a minute, requests at once.
-3. `admitted`, once its tokens are known: tokens a minute. What it was served is settled when it has
-   ended, however it ended.
+3. `admitted`, once its tokens are known: tokens a minute, then its turn (router/lobby.py). What it
+   was served is settled when it has ended, however it ended.
 
 Refusals are `Refused`, 429 with Retry-After. Until `admitted` lets a request through, it holds
 nothing on any worker.
@@ -21,6 +21,7 @@ from router.admission_metrics import AdmissionMetrics
 from router.config import RouterConfig
 from router.errors import ApiError
 from router.key_source import KeySource
+from router.lobby import Lobby, LobbyFull, WaitedTooLong
 from router.objective import Wish
 from router.placer import Placer
 from router.rate_limit import RateLimits, Refusal
@@ -28,6 +29,7 @@ from router.record import RequestRecord
 from router.request import ValidRequest
 from router.tenant import Grant
 from router.ticket import Ticket
+from router.workers import WorkerSet
 
 _TEXTS = {
     "requests_per_min": "This key allows {limit} requests a minute",
@@ -52,21 +54,31 @@ class Refused(ApiError):
 class Admission:
     """See the module. Made inside the running loop."""
 
-    def __init__(self, config: RouterConfig, placer: Placer, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        workers: WorkerSet,
+        placer: Placer,
+        registry: CollectorRegistry,
+    ) -> None:
         """Raises BadKeys."""
         self.keys = KeySource.from_config(config)
         self.limits = RateLimits()
         self.metrics = AdmissionMetrics(registry)
         self._wish = Wish(config.slo_ttft_ms, config.slo_tpot_ms)
         self._placer = placer
+        self._lobby = Lobby(workers, placer, self.metrics, config)
+        self._queue_wait_s = config.queue_wait_s
         self.keys.on_reload = self._on_reload
         self._take_in_keys()
 
     def start(self) -> None:
         self.keys.start()
+        self._lobby.start()
 
     async def close(self) -> None:
         await self.keys.close()
+        await self._lobby.close()
 
     @contextmanager
     def entering(self, grant: Grant) -> Iterator[None]:
@@ -85,7 +97,20 @@ class Admission:
         objective = record.wish.over(record.grant.wish).over(self._wish).objective
         ticket = Ticket(record, request, objective, self._placer.num_outputs)
         with self._paying(ticket):
-            yield request.with_objective(objective)
+            async with self._turn(ticket):
+                yield request.with_objective(objective)
+
+    @asynccontextmanager
+    async def _turn(self, ticket: Ticket) -> AsyncIterator[None]:
+        try:
+            async with self._lobby.turn(ticket, self._queue_wait_s):
+                yield
+        except LobbyFull:
+            text = "Too many requests wait for a worker"
+            self._refuse("queue_full", text, self._lobby.expected_wait_s(ticket))
+        except WaitedTooLong:
+            text = f"No worker had room for the request within {self._queue_wait_s:g} s"
+            self._refuse("queue_deadline", text, self._lobby.expected_wait_s(ticket))
 
     @contextmanager
     def _paying(self, ticket: Ticket) -> Iterator[None]:
@@ -94,10 +119,7 @@ class Admission:
         try:
             yield
         finally:
-            served = ticket.served
-            self.limits.settle(grant, taken, served.total, time.monotonic())
-            self.metrics.served(grant.tenant.name, "prompt", served.prompt)
-            self.metrics.served(grant.tenant.name, "output", served.output)
+            self.limits.settle(grant, taken, ticket.served.total, time.monotonic())
 
     def _check(self, refusal: Refusal | None) -> None:
         if refusal is not None:

@@ -86,7 +86,7 @@ class Router:
         self._tokenizer = tokenizer
         self._metrics = RouterMetrics(registry, self.workers)
         self.dispatcher = Dispatcher(self.workers, config, self._metrics)
-        self.admission = Admission(config, self.dispatcher.placer, registry)
+        self.admission = Admission(config, self.workers, self.dispatcher.placer, registry)
         self.records = Records(config.explain_requests)
         self.pins = PinBoard(lambda: self.workers.everyone)
         self.workers.on_heard = self.pins.look

@@ -88,8 +88,16 @@ class RouterConfig:
     )
     queue_wait_s: float = flag(
         30.0,
-        help="how long a request waits while the queues of all prefill workers are full (see their "
-        "--max-queue-ms), before it is refused with 429",
+        help="how long a request waits for a worker with room, or while the queues of all prefill "
+        "workers are full (see their --max-queue-ms), before it is refused with 429",
+    )
+    max_queue: int = flag(
+        1024, help="requests that wait in the router for room; beyond it some get 429 at once"
+    )
+    ahead_ms: float = flag(
+        2000.0,
+        help="a prefill worker with more work than this, and more than a few prompts, gets no more "
+        "until it has less: they wait in the router, where tenants take turns",
     )
     status_interval_s: float = flag(
         0.5, help="pause before a worker that could not be reached is tried again"

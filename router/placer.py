@@ -100,6 +100,17 @@ class Placer:
         taken = next(worker for worker in decodes if worker.address == found.taken.decode)
         return Pair(taken, by_address.get(found.taken.prefill))
 
+    def ahead_s(self, worker: Worker, num_tokens: int) -> float:
+        """What is to be computed there before a prompt of so many tokens."""
+        queue = self._queue(worker.address)
+        queue.ageing = worker.status.queue_ageing
+        return queue.look(self._clock(), num_tokens, worker.queue_s).ahead_s
+
+    def prefill_s(self, worker: Worker, num_tokens: int) -> float:
+        """Of a prompt that nobody has cached, alone there; 0 while nothing is known."""
+        found = self.costs.prefill_s(worker.address, num_tokens, 0, _pace(worker))
+        return 0.0 if found is None else found.total
+
     def ended(self, progress: Progress, picked_s: float) -> Outcome | None:
         """The attempt that was placed at `picked_s` went well, as the first of its prompt."""
         found = progress.placement
@@ -159,7 +170,7 @@ class Placer:
             wait.ahead_s,
             num_cached,
             num_behind=wait.num_behind,
-            pace=Pace(status.token_budget or 1 << 30, status.step_slo_ms / 1000 or inf),
+            pace=_pace(worker),
             streams=streams,
             room_s=self._room_s(worker, num_left, streams),
             load=worker.load,
@@ -179,3 +190,8 @@ class Placer:
 
     def _kind_of(self, address: str) -> bytes:
         return self._kinds.get(address, b"")
+
+
+def _pace(worker: Worker) -> Pace:
+    status = worker.status
+    return Pace(status.token_budget or 1 << 30, status.step_slo_ms / 1000 or inf)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from router.objective import Objective
 from router.record import RequestRecord
 from router.request import ValidRequest
+from router.tenant import Tenant
 
 OUTPUT_WORTH = 2.0
 """Of an output token, in prompt tokens: the paper's weights (router/fair_queue.py)."""
@@ -21,10 +22,6 @@ class Served(NamedTuple):
     @property
     def total(self) -> int:
         return self.prompt + self.output
-
-    @property
-    def worth(self) -> float:
-        return self.prompt + OUTPUT_WORTH * self.output
 
     def since(self, before: "Served") -> "Served":
         return Served(self.prompt - before.prompt, self.output - before.output)
@@ -54,7 +51,11 @@ class Ticket:
         )
         """Tokens, prompt and output."""
         self.accounted = Served()
-        """What its tenant has paid for."""
+        """What its tenant has paid for, and metrics know of."""
+
+    @property
+    def tenant(self) -> Tenant:
+        return self.record.grant.tenant
 
     @property
     def served(self) -> Served:

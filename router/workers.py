@@ -58,6 +58,8 @@ class WorkerSet:
         self._max_idle_s = max_idle_s
         self._tls = tls
         self._changed = asyncio.Event()
+        self.on_change: list[Callable[[], None]] = []
+        """Who hears at once that something has changed."""
         self._watches: dict[Worker, asyncio.Task[None]] = {}
         self._others: set[asyncio.Task[None]] = set()  # probes, and workers that are leaving
         self.on_heard: Callable[[Worker], None] = lambda worker: None
@@ -192,3 +194,5 @@ class WorkerSet:
     def _note_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        for hear in self.on_change:
+            hear()
