@@ -22,6 +22,10 @@ LINES = ";".join(
 )
 
 
+PATIENT = {"inactivity_s": 20.0, "status_timeout_s": 20.0, "request_timeout_s": 60.0}
+"""A machine that is busy with other things is not what is tested here."""
+
+
 async def ask(router: RunningRouter, key: str = "x", **body: object) -> httpx.Response:
     whole = {"model": "tiny", "prompt": "Hi", "max_tokens": 50, **body}
     head = {"Authorization": f"Bearer {key}"}
@@ -39,61 +43,62 @@ class Doors:
         worker.scripts.extend([self._one] * num)
 
     async def _one(self, call: GenerateCall) -> None:
-        beating = asyncio.create_task(self._beat(call))
-        try:
-            await self.gate.acquire()
-        finally:
-            beating.cancel()
-        await call.run_happily()
-
-    async def _beat(self, call: GenerateCall) -> None:
         while True:
-            await call.heartbeat()
-            await asyncio.sleep(0.05)
+            try:
+                async with asyncio.timeout(0.05):
+                    await self.gate.acquire()
+                break
+            except TimeoutError:
+                await call.heartbeat()
+        await call.run_happily()
 
 
 async def settled(router: RunningRouter, num: int) -> None:
     """So many wait."""
-    await until(lambda: router.metric("baton_admission_queue_length") == num)
+    await until(lambda: router.metric("baton_admission_queue_length") == num, 20.0)
 
 
 CAPACITY = 1 + FEW
 """Of a fake that runs one sequence."""
 
 
-async def full(router: RunningRouter, key: str = "x") -> list[asyncio.Task[httpx.Response]]:
-    """As many as the cluster takes, and one that waits."""
-    await until(lambda: router.router.workers.decodes[0].status.max_num_seqs == 1)
-    tasks = [asyncio.create_task(ask(router, key)) for _ in range(CAPACITY + 1)]
+async def full(
+    router: RunningRouter, cluster: FakeCluster, key: str = "x"
+) -> list[asyncio.Task[httpx.Response]]:
+    """As many as the cluster takes, and one that waits: the last."""
+    await until(lambda: router.router.workers.decodes[0].status.max_num_seqs == 1, 20.0)
+    tasks = [asyncio.create_task(ask(router, key)) for _ in range(CAPACITY)]
+    await until(lambda: cluster.relay.num_open_calls == CAPACITY, 20.0)
+    tasks.append(asyncio.create_task(ask(router, key)))
     await settled(router, 1)
     return tasks
+
+
+def came(cluster: FakeCluster) -> list[int]:
+    """`max_tokens` of what came to the decode worker, by which tests tell requests apart."""
+    return [request.sampling.max_tokens for request in cluster.decodes[0].requests]
 
 
 async def test_one_greedy_tenant_waits_for_itself(
     start_router: StartRouter, answer: Sequence[int]
 ) -> None:
-    done: list[str] = []
-
-    async def one(router: RunningRouter, name: str, key: str) -> None:
-        response = await ask(router, key)
-        assert response.status_code == 200, response.text
-        done.append(name)
-
     async with (
         fake_cluster(answer) as cluster,
-        start_router(cluster, api_keys=LINES, inactivity_s=5.0) as router,
+        start_router(cluster, api_keys=LINES, **PATIENT) as router,
     ):
         doors = Doors(cluster, 200)
-        tasks = await full(router, GREEDY)
-        tasks += [asyncio.create_task(one(router, "greedy", GREEDY)) for _ in range(39)]  # type: ignore[arg-type]
+        tasks = await full(router, cluster, GREEDY)
+        tasks += [asyncio.create_task(ask(router, GREEDY)) for _ in range(39)]
         await settled(router, 40)
-        tasks += [asyncio.create_task(one(router, "modest", MODEST)) for _ in range(10)]  # type: ignore[arg-type]
+        tasks += [asyncio.create_task(ask(router, MODEST, max_tokens=49)) for _ in range(10)]
         await settled(router, 50)
         assert cluster.relay.num_open_calls == CAPACITY  # who waits holds nothing
-        for _ in range(60):
+        for _ in tasks:
             doors.gate.release()
-        await asyncio.gather(*tasks)
-        assert Counter(done[:20])["modest"] >= 8, done
+        statuses = [response.status_code for response in await asyncio.gather(*tasks)]
+        assert set(statuses) == {200}
+        # What greedy took before it owes: first modest, then turn by turn.
+        assert came(cluster)[CAPACITY : CAPACITY + 20].count(49) >= 9, came(cluster)
         assert router.metric("baton_admission_wait_seconds_count") == len(tasks)
         told = {"tenant": "modest", "kind": "output"}
         assert router.metric("baton_tenant_tokens_total", **told) == 10 * len(answer)
@@ -102,28 +107,23 @@ async def test_one_greedy_tenant_waits_for_itself(
 async def test_priorities_of_tenants_and_of_requests(
     start_router: StartRouter, answer: Sequence[int]
 ) -> None:
-    done: list[str] = []
-
-    async def one(router: RunningRouter, name: str, key: str, priority: int) -> None:
-        assert (await ask(router, key, priority=priority)).status_code == 200
-        done.append(name)
-
     async with (
         fake_cluster(answer) as cluster,
-        start_router(cluster, api_keys=LINES, inactivity_s=5.0) as router,
+        start_router(cluster, api_keys=LINES, **PATIENT) as router,
     ):
         doors = Doors(cluster, 200)
-        tasks = await full(router, MODEST)
-        for num, (name, key, priority) in enumerate(
-            [("later", MODEST, 1), ("plain", MODEST, 0), ("sooner", MODEST, -1), ("u", URGENT, 9)]
+        tasks = await full(router, cluster, MODEST)
+        for num, (key, priority) in enumerate(
+            [(MODEST, 1), (MODEST, 0), (MODEST, -1), (URGENT, 9)]
         ):
-            tasks.append(asyncio.create_task(one(router, name, key, priority)))  # type: ignore[arg-type]
+            body = {"priority": priority, "max_tokens": 40 + num}
+            tasks.append(asyncio.create_task(ask(router, key, **body)))
             await settled(router, num + 2)
-        for _ in range(len(tasks)):
+        for _ in tasks:
             doors.gate.release()
-            await asyncio.sleep(0.07)  # so that they end one by one
         await asyncio.gather(*tasks)
-        assert done == ["u", "sooner", "plain", "later"]
+        # `full` left one of modest's, of no priority, that came before all others.
+        assert came(cluster)[CAPACITY:] == [43, 42, 50, 41, 40]
 
 
 async def test_it_waits_so_long_and_no_longer(
@@ -131,16 +131,16 @@ async def test_it_waits_so_long_and_no_longer(
 ) -> None:
     async with (
         fake_cluster(answer) as cluster,
-        start_router(cluster, queue_wait_s=0.3, inactivity_s=5.0) as router,
+        start_router(cluster, queue_wait_s=0.3, **PATIENT) as router,
     ):
         doors = Doors(cluster, 100)
-        tasks = await full(router)
+        tasks = await full(router, cluster)
         refused = await ask(router)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
         reason = {"reason": "queue_deadline"}
-        await until(lambda: router.metric("baton_admission_rejections_total", **reason) == 2)
+        await until(lambda: router.metric("baton_admission_rejections_total", **reason) == 2, 20.0)
         for _ in tasks:
             doors.gate.release()
         statuses = [(await task).status_code for task in tasks]
@@ -151,15 +151,19 @@ async def test_it_waits_so_long_and_no_longer(
 async def test_a_flood_drowns_itself_only(start_router: StartRouter, answer: Sequence[int]) -> None:
     async with (
         fake_cluster(answer) as cluster,
-        start_router(cluster, api_keys=LINES, max_queue=5, inactivity_s=5.0) as router,
+        start_router(cluster, api_keys=LINES, max_queue=5, **PATIENT) as router,
     ):
         doors = Doors(cluster, 200)
-        greedy = await full(router, GREEDY)
+        greedy = await full(router, cluster, GREEDY)
         greedy += [asyncio.create_task(ask(router, GREEDY)) for _ in range(20)]
         full_queue = {"reason": "queue_full"}
-        await until(lambda: router.metric("baton_admission_rejections_total", **full_queue) == 16)
+        await until(
+            lambda: router.metric("baton_admission_rejections_total", **full_queue) == 16, 20.0
+        )
         modest = [asyncio.create_task(ask(router, MODEST)) for _ in range(2)]
-        await until(lambda: router.metric("baton_admission_rejections_total", **full_queue) == 18)
+        await until(
+            lambda: router.metric("baton_admission_rejections_total", **full_queue) == 18, 20.0
+        )
         for _ in (*greedy, *modest):
             doors.gate.release()
         assert [(await task).status_code for task in modest] == [200, 200]
@@ -173,10 +177,10 @@ async def test_who_leaves_makes_room(
 ) -> None:
     async with (
         fake_cluster(answer) as cluster,
-        start_router(cluster, inactivity_s=5.0) as router,
+        start_router(cluster, **PATIENT) as router,
     ):
         doors = Doors(cluster, 100)
-        tasks = await full(router)
+        tasks = await full(router, cluster)
         if leaves == "running":
             for task in tasks[:CAPACITY]:
                 task.cancel()
@@ -195,10 +199,10 @@ async def test_who_leaves_makes_room(
 async def test_the_wait_is_explained(start_router: StartRouter, answer: Sequence[int]) -> None:
     async with (
         fake_cluster(answer) as cluster,
-        start_router(cluster, inactivity_s=5.0) as router,
+        start_router(cluster, **PATIENT) as router,
     ):
         doors = Doors(cluster, 100)
-        tasks = await full(router)
+        tasks = await full(router, cluster)
         await asyncio.sleep(0.2)
         for _ in tasks:
             doors.gate.release()
