@@ -1,4 +1,4 @@
-"""Lets in who has a key. ASGI middleware in front of everything under `/v1/`.
+"""Lets in who has a key. ASGI middleware in front of everything but what probes and scrapers ask.
 
 The key is in `Authorization: Bearer …`, as OpenAI's clients send it. It goes no further than here:
 what requests carry on is whose it is. Answers to it tell what the key may still take.
@@ -17,6 +17,10 @@ from router.tenant import EVERYBODY, Grant
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """Beginnings of paths."""
+OPEN = ("/healthz", "/readyz", "/metrics", "/version", "/openapi.json")
+"""For whoever comes: they tell nothing of anybody's requests."""
+OPERATORS = ("/v1/ledger", "/v1/cluster")
+"""And what is below: they tell of everybody's."""
 _KEY = "baton.grant"
 
 
@@ -31,6 +35,12 @@ class InvalidKey(ApiError):
         )
 
 
+class NotForTenants(ApiError):
+    def __init__(self) -> None:
+        text = "This key is not an operator's: it may not see what other tenants do."
+        super().__init__(HTTPStatus.FORBIDDEN, text, code="insufficient_permissions")
+
+
 class Gate:
     """See the module."""
 
@@ -38,7 +48,7 @@ class Gate:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(GUARDED):
+        if scope["type"] != "http" or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
         admission: Admission = scope["app"].state.router.admission
@@ -47,9 +57,10 @@ class Gate:
         grant = admission.keys.find(told[0] if told else "") if len(told) < 2 else None
         if grant is None:
             admission.metrics.refused("invalid_api_key")
-            error = InvalidKey(is_missing=not told)
-            response = Response(error.body(), error.status, error.headers, "application/json")
-            await response(scope, receive, send)
+            await _answer(InvalidKey(is_missing=not told))(scope, receive, send)
+            return
+        if not grant.is_operator and scope["path"].startswith(OPERATORS):
+            await _answer(NotForTenants())(scope, receive, send)
             return
         scope[_KEY] = grant
 
@@ -61,6 +72,10 @@ class Gate:
             await send(message)
 
         await self._app(scope, receive, send_told)
+
+
+def _answer(error: ApiError) -> Response:
+    return Response(error.body(), error.status, error.headers, "application/json")
 
 
 def grant_of(scope: Scope) -> Grant:

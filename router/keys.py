@@ -30,6 +30,7 @@ WORDS = {
     "weight": _REAL,
     "slo_ttft_ms": _REAL,
     "slo_tpot_ms": _REAL,
+    "operator": "[01]",
 }
 """What a line may say beside its tenant, and how such a number looks."""
 MAX_PRIORITY = 10
@@ -118,7 +119,13 @@ def _grant(words: Sequence[str], where: str) -> Grant:
     ttft, tpot = (told.get(name) for name in ("slo_ttft_ms", "slo_tpot_ms"))
     wish = Wish(None if ttft is None else float(ttft), None if tpot is None else float(tpot))
     digest = bytes.fromhex(words[0].removeprefix(_SCHEME))
-    return Grant(Tenant(told["tenant"], priority, weight), Limits(**counts), wish, digest)
+    return Grant(
+        Tenant(told["tenant"], priority, weight),
+        Limits(**counts),
+        wish,
+        is_operator=told.get("operator") == "1",
+        digest=digest,
+    )
 
 
 def _fits(pattern: str, value: str) -> bool:

@@ -19,6 +19,7 @@ _HELP = {
     "weight": "share of the tenant among those of its priority",
     "slo_ttft_ms": "objective for the time to the first token",
     "slo_tpot_ms": "objective for the time per output token after the first",
+    "operator": "1: it may see what all tenants do",
 }
 
 

@@ -242,7 +242,7 @@ class Records:
         return self._by_id.get(request_id)
 
     def of(self, grant: Grant) -> "TenantRecords":
-        return TenantRecords(self, grant.tenant.name)
+        return TenantRecords(self, None if grant.is_operator else grant.tenant.name)
 
     def newest_first(self) -> Iterator[RequestRecord]:
         return reversed(self._by_id.values())
@@ -264,9 +264,9 @@ class Records:
 
 
 class TenantRecords:
-    """Those of one tenant: nobody sees another's."""
+    """Those of one tenant, for nobody sees another's; of all, if none is named."""
 
-    def __init__(self, records: Records, tenant: str) -> None:
+    def __init__(self, records: Records, tenant: str | None) -> None:
         self._records = records
         self._tenant = tenant
 
@@ -278,4 +278,4 @@ class TenantRecords:
         return filter(self._is_ours, self._records.newest_first())
 
     def _is_ours(self, record: RequestRecord) -> bool:
-        return record.grant.tenant.name == self._tenant
+        return self._tenant in (None, record.grant.tenant.name)

@@ -35,8 +35,10 @@ class Grant:
     tenant: Tenant
     limits: Limits = NO_LIMITS
     wish: Wish = NO_WISH
+    is_operator: bool = False
+    """May see what all tenants do."""
     digest: bytes = field(default=b"", repr=False)
     """Of the key; empty: of whoever comes while there are no keys."""
 
 
-EVERYBODY = Grant(Tenant("default"))
+EVERYBODY = Grant(Tenant("default"), is_operator=True)

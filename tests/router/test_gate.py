@@ -15,7 +15,7 @@ from router.keys import BadKeys, line_of, new_key
 from tests.router.conftest import RunningRouter, StartRouter
 from tests.router.fake_workers import GenerateCall, fake_cluster, until
 
-KEY, OTHER = new_key(), new_key()
+KEY, OTHER, OPERATOR = new_key(), new_key(), new_key()
 
 
 def bearing(key: str) -> dict[str, str]:
@@ -23,7 +23,8 @@ def bearing(key: str) -> dict[str, str]:
 
 
 def lines(*words: str) -> str:
-    return ";".join([line_of(KEY, "acme", words), line_of(OTHER, "other", ())])
+    others = line_of(OTHER, "other", ()), line_of(OPERATOR, "us", ["operator=1"])
+    return ";".join([line_of(KEY, "acme", words), *others])
 
 
 async def ask(router: RunningRouter, key: str = KEY, **headers: str) -> httpx.Response:
@@ -43,7 +44,14 @@ async def test_only_who_has_a_key_comes_in(
             {"Authorization": f"Basic {KEY}"},
             {"api-key": KEY},
         ]
-        paths = ["/v1/completions", "/v1/models", "/v1/requests", "/v1/ledger", "/v1/nowhere"]
+        paths = [
+            "/v1/completions",
+            "/v1/models",
+            "/v1/requests",
+            "/v1/ledger",
+            "/tokenize",
+            "/v1/nowhere",
+        ]
         for headers, path in [(one, paths[0]) for one in wrong] + [({}, path) for path in paths]:
             response = await router.http.request("POST", path, headers=headers, json={})
             assert response.status_code == 401
@@ -69,7 +77,13 @@ async def test_a_tenant_sees_its_own_requests(
 ) -> None:
     async with fake_cluster(answer) as cluster, start_router(cluster, api_keys=lines()) as router:
         mine = (await ask(router)).headers["x-baton-request-id"]
-        for key, status, num in ((KEY, 200, 1), (OTHER, 404, 0)):
+        for path in ("/v1/ledger", "/v1/cluster"):
+            statuses = [
+                (await router.http.get(path, headers=bearing(key))).status_code
+                for key in (KEY, OPERATOR)
+            ]
+            assert statuses == [403, 200]
+        for key, status, num in ((KEY, 200, 1), (OTHER, 404, 0), (OPERATOR, 200, 1)):
             told = await router.http.get(f"/v1/requests/{mine}", headers=bearing(key))
             assert told.status_code == status
             assert KEY not in told.text
