@@ -41,6 +41,7 @@ from router.metrics import RouterMetrics
 from router.objective import TPOT_HEADER, TTFT_HEADER, wish_of
 from router.openapi import Posted, Posts, add_document, answers
 from router.operations_api import add_models, add_operations
+from router.page import add_page
 from router.pins import PinBoard
 from router.record import Records, RequestRecord
 from router.request import RequestId, ValidRequest
@@ -234,6 +235,7 @@ def build_app(
     add_requests(app, lambda request: _router_of(request).records.of(grant_of(request.scope)))
     add_cluster(app, lambda request: _router_of(request).cluster)
     add_document(app, POSTS, config.served_model_name, _limits(config))
+    add_page(app)
     return app
 
 

@@ -21,8 +21,8 @@ from router.cluster_view import (
 from router.dispatch import Dispatcher
 from router.explain import brief
 from router.latency import RecentLatency
-from router.leg_record import AttemptRecord, LegRecord
-from router.record import PromptRecord, Records, RequestRecord
+from router.leg_record import LegRecord
+from router.record import PromptRecord, Records, RequestRecord, TenantRecords
 from router.worker import Worker
 from router.workers import WorkerSet
 
@@ -59,18 +59,19 @@ class ClusterReader:
         self._began_ns = time.monotonic_ns()
         self._started_at = time.time()
 
-    def view(self) -> ClusterView:
+    def view(self, tenant: str) -> ClusterView:
+        """Whose requests are told: a tenant's own."""
         return ClusterView(
             cluster=self._cluster(),
-            requests=self._requests(),
+            requests=self._requests(tenant),
             latency=self._latency.told(time.monotonic()),
         )
 
     def cluster_json(self) -> str:
         return self._cluster().model_dump_json()
 
-    def requests_json(self) -> str:
-        return "[" + ",".join(line.model_dump_json() for line in self._requests()) + "]"
+    def requests_json(self, tenant: str) -> str:
+        return "[" + ",".join(line.model_dump_json() for line in self._requests(tenant)) + "]"
 
     def latency_json(self) -> str:
         return self._latency.told(time.monotonic()).model_dump_json()
@@ -88,8 +89,9 @@ class ClusterReader:
             handoffs=list(islice(self._handoffs(time.monotonic_ns()), MAX_HANDOFFS)),
         )
 
-    def _requests(self) -> list[RequestLine]:
-        return [request_line(one) for one in islice(self._records.newest_first(), MAX_REQUESTS)]
+    def _requests(self, tenant: str) -> list[RequestLine]:
+        records = TenantRecords(self._records, tenant).newest_first()
+        return [request_line(one) for one in islice(records, MAX_REQUESTS)]
 
     def _handoffs(self, now_ns: int) -> Iterator[Handoff]:
         """The newest request's first."""
@@ -101,19 +103,11 @@ class ClusterReader:
                 for attempt in prompt.attempts:
                     for leg in attempt.prefills:
                         if attempt.decode and (not leg.end_ns or leg.end_ns >= since_ns):
-                            yield self._handoff(record, prompt, attempt, attempt.decode, leg)
+                            yield self._handoff(prompt, attempt.decode, leg)
 
-    def _handoff(
-        self,
-        record: RequestRecord,
-        prompt: PromptRecord,
-        attempt: AttemptRecord,
-        decode: LegRecord,
-        leg: LegRecord,
-    ) -> Handoff:
+    def _handoff(self, prompt: PromptRecord, decode: LegRecord, leg: LegRecord) -> Handoff:
         return Handoff(
-            id=f"{prompt.request_id}.{attempt.number}.{leg.begin_ns}",
-            request=record.request_id,
+            id=f"{leg.worker}.{leg.begin_ns:x}",
             prefill=leg.worker,
             decode=decode.worker,
             state=_state_of(leg),

@@ -58,8 +58,7 @@ class Handoff(BaseModel):
     """KV on its way from a prefill worker to a decode worker, or just arrived."""
 
     id: str
-    request: str
-    """As `x-baton-request-id` had it."""
+    """Its own, and nobody's request's: those who watch see the handoffs of all tenants."""
     prefill: str
     decode: str
     """Names."""
@@ -123,5 +122,5 @@ class ClusterView(BaseModel):
     object: Literal["cluster"] = "cluster"
     cluster: Cluster
     requests: list[RequestLine]
-    """The newest first."""
+    """The tenant's own, the newest first."""
     latency: Latency

@@ -24,7 +24,16 @@ from router.leg_record import AttemptRecord, LegRecord
 from router.placement import Quote
 from router.policy import Verdict
 from router.record import PromptRecord, RequestRecord
-from router.timeline import Stage, clock_error_ns, exposed, handoff, parts, rank_stages, stages
+from router.timeline import (
+    Stage,
+    clock_error_ns,
+    exposed,
+    handoff,
+    parts,
+    rank_stages,
+    rest,
+    stages,
+)
 
 
 def brief(record: RequestRecord) -> Brief:
@@ -41,7 +50,7 @@ def brief(record: RequestRecord) -> Brief:
 
 
 def explain(record: RequestRecord, now_ns: int) -> Explanation:
-    shares = parts(record, now_ns)
+    shares, behind = parts(record, now_ns), rest(record, now_ns)
     clock = _Clock(record.begin_ns)
     return Explanation(
         **brief(record).model_dump(),
@@ -52,6 +61,9 @@ def explain(record: RequestRecord, now_ns: int) -> Explanation:
         total_ms=_ms(shares.end_ns - shares.begin_ns) if shares else None,
         parts_ms={name: _ms(ns) for name, ns in shares.ns.items()} if shares else {},
         residual_ms=_ms(shares.residual_ns) if shares else None,
+        rest_ms=_ms(behind.end_ns - behind.begin_ns) if behind else None,
+        rest_parts_ms={name: _ms(ns) for name, ns in behind.ns.items()} if behind else {},
+        rest_residual_ms=_ms(behind.residual_ns) if behind else None,
         clock_error_ms=_ms(clock_error_ns(record)),
         error=_error(record),
         prompts=[_prompt(prompt, clock, record.read_ns) for prompt in record.prompts],

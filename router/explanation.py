@@ -187,6 +187,11 @@ class Explanation(Brief):
     """From the body to the first byte of the answer, or its end, or now."""
     parts_ms: dict[str, float]
     residual_ms: float | None
+    rest_ms: float | None
+    """Behind that: from the first byte of the answer to its end, or now. Its parts and its residual
+    add up to it in the same way."""
+    rest_parts_ms: dict[str, float]
+    rest_residual_ms: float | None
     clock_error_ms: float
     """Of the worst clock that the parts stand on."""
     error: ErrorTold | None

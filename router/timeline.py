@@ -102,6 +102,17 @@ def parts(record: RequestRecord, now_ns: int) -> Shares | None:
     return share_out(record.read_ns, end_ns, list(_parts(record, end_ns)))
 
 
+def rest(record: RequestRecord, now_ns: int) -> Shares | None:
+    """Of the time behind that: from the first byte of the answer to its end, or to now. None while
+    there is no first byte."""
+    begin_ns, end_ns = record.first_byte_ns, record.end_ns or now_ns
+    if not begin_ns:
+        return None
+    # Until a stream ends each of its tokens is written as it comes: nothing of it is `respond`.
+    found = [part for part in _parts(record, end_ns) if part.name != "respond"]
+    return share_out(begin_ns, max(begin_ns, end_ns), found)
+
+
 def share_out(begin_ns: int, end_ns: int, found: Sequence[Part]) -> Shares:
     """Each moment of [begin, end) to the first of PARTS that covers it."""
     rank = {name: index for index, name in enumerate(PARTS)}

@@ -32,6 +32,11 @@ def add_up(told: dict[str, Any]) -> None:
     total = sum(told["parts_ms"].values()) + told["residual_ms"]
     assert total == pytest.approx(told["total_ms"], abs=1e-6)
     assert told["residual_ms"] >= 0
+    rest = sum(told["rest_parts_ms"].values()) + (told["rest_residual_ms"] or 0)
+    assert rest == pytest.approx(told["rest_ms"] or 0, abs=1e-6)
+    if told["rest_ms"] is not None and told["end_ms"] is not None:
+        whole = max(told["end_ms"], told["first_byte_ms"]) - told["read_ms"]
+        assert told["total_ms"] + told["rest_ms"] == pytest.approx(whole, abs=1e-6)
 
 
 @pytest.mark.parametrize("stream", [False, True])
