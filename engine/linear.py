@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_KERNELS_KEPT = "128"
+_KERNELS_KEPT = "64"
 os.putenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS_KEPT)  # both are read with the
 os.putenv("LRU_CACHE_CAPACITY", _KERNELS_KEPT)  # first product, not with the import
 

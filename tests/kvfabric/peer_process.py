@@ -82,7 +82,7 @@ class PeerProcess:
             generation,
             send_timeout_s=1.0,
             transfer_timeout_s=1.0,
-            connect_timeout_s=1.0,
+            connect_timeout_s=5.0,  # two processes that have just started, on cores that others use
         )
         self.fabric = Fabric(config, memoryview(bytearray(config.staging_nbytes)))
         self._shipping: list[Shipment] = []
