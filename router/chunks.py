@@ -4,7 +4,7 @@ Most pieces are text and nothing else. Their chunks differ in that text alone, s
 it is written once for each choice: by far the cheapest way to one event a token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pydantic_core import to_json
 
@@ -29,23 +29,22 @@ class Chunks:
     def of(self, pieces: Sequence[Piece], so_far: Usage | None = None) -> bytes:
         """Their events; before a choice's first piece, what opens it. `so_far`: the usage that each
         of them tells."""
-        return b"".join(part for piece in pieces for part in self._of(piece, so_far))
+        return b"".join([part for piece in pieces for part in self._of(piece, so_far)])
 
     def usage(self, usage: Usage) -> bytes:
         return event(self._form.chunk([], usage, has_usage=True))
 
-    def _of(self, piece: Piece, so_far: Usage | None) -> Iterator[bytes]:
+    def _of(self, piece: Piece, so_far: Usage | None) -> Sequence[bytes]:
         if piece.index not in self._around:
             self._around[piece.index] = self._around_text(piece.index)
-            yield from (self._chunk(choice, so_far) for choice in self._form.opening(piece.index))
+            opening = [self._chunk(one, so_far) for one in self._form.opening(piece.index)]
+            return [*opening, *self._of(piece, so_far)]
         around = self._around[piece.index]
         is_text_alone = piece.finish_reason is None and not piece.tokens
-        if around is not None and is_text_alone and so_far is None:
-            text = to_json(piece.text)
-            yield from (around[0], text if text.isascii() else one_line(text.decode()).encode())
-            yield around[1]
-        else:
-            yield from (self._chunk(choice, so_far) for choice in self._form.delta(piece))
+        if around is None or not is_text_alone or so_far is not None:
+            return [self._chunk(choice, so_far) for choice in self._form.delta(piece)]
+        text = to_json(piece.text)
+        return around[0], text if text.isascii() else one_line(text.decode()).encode(), around[1]
 
     def _chunk(self, choice: ChatChunkChoice | TextChoice, so_far: Usage | None = None) -> bytes:
         return event(self._form.chunk([choice], so_far, has_usage=self._has_usage))

@@ -8,11 +8,11 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from typing import cast
 
 from router.choice import Choice, Piece, PromptTold
 from router.dispatch import Dispatcher
 from router.metrics import RouterMetrics, TokenTimer
+from router.outbox import Outbox
 from router.record import RequestRecord, SampleTold
 from router.request import TokenLogprobs, ValidRequest
 from router.tasks import cancel_and_wait
@@ -29,9 +29,9 @@ async def generate(
     """Pieces of all samples as they come, all that have come at a time; at the end what was told
     of each prompt. Raises ApiError. Closing it cancels what still runs, and waits for that.
     `record` has a prompt for each of the request's."""
-    # Unbounded, but never more than `max_tokens` of each sample: a slow client does not keep
-    # blocks busy on the workers.
-    outbox: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+    # Never more than `max_tokens` of each sample: a slow client does not keep blocks busy on the
+    # workers.
+    outbox: Outbox[Piece | Exception] = Outbox()
     metrics.prompt_tokens.inc(request.num_prompt_tokens)
     indices = itertools.count()
     choices = [
@@ -42,7 +42,7 @@ async def generate(
                 request.stop,
                 prompt.sampling.min_tokens,
                 TokenTimer(metrics, record.read_ns / 1e9, told.first_token),
-                outbox.put_nowait,
+                outbox.put,
                 keeps_stop=request.keeps_stop,
                 keeps_tokens=request.has_token_ids,
             )
@@ -59,16 +59,16 @@ async def generate(
     try:
         num_open = sum(map(len, choices))
         while num_open:
-            pieces, failure = await _take(outbox)
+            come = await outbox.take()
+            pieces = [item for item in come if isinstance(item, Piece)]
             num_open -= sum(piece.finish_reason is not None for piece in pieces)
             if pieces:
                 yield pieces
-            if failure is not None:
-                raise failure
+            if num_open or request.wants_prompt_logprobs:  # else nothing more is wanted
+                _raise_failure(come)
         await prompts
         if request.wants_prompt_logprobs:
-            if not outbox.empty():  # what failed behind the last token
-                raise cast(Exception, outbox.get_nowait())
+            _raise_failure(outbox.take_now())
             yield [PromptTold(index, tuple(told)) for index, told in enumerate(prompt_logprobs)]
     finally:
         await cancel_and_wait(prompts)
@@ -76,25 +76,17 @@ async def generate(
             told.samples = partial(_same, told.samples())
 
 
-async def _take(
-    outbox: asyncio.Queue[Piece | Exception],
-) -> tuple[list[Piece], Exception | None]:
-    """All pieces that are there, at least one; or what failed behind them."""
-    pieces = []
-    item = await outbox.get()
-    while not isinstance(item, Exception):
-        pieces.append(item)
-        if outbox.empty():
-            return pieces, None
-        item = outbox.get_nowait()
-    return pieces, item
+def _raise_failure(come: Sequence[Piece | Exception]) -> None:
+    for item in come:
+        if isinstance(item, Exception):
+            raise item
 
 
 async def _run_all(
     request: ValidRequest,
     choices: Sequence[Sequence[Choice]],
     dispatcher: Dispatcher,
-    outbox: asyncio.Queue[Piece | Exception],
+    outbox: Outbox[Piece | Exception],
     prompt_logprobs: list[Sequence[TokenLogprobs]],
     record: RequestRecord,
 ) -> None:
@@ -112,7 +104,7 @@ async def _run_all(
             ]
         prompt_logprobs[:] = [run.result() for run in runs]
     except* Exception as failures:  # noqa: BLE001 (raised again where the pieces are awaited)
-        outbox.put_nowait(_first(failures))
+        outbox.put(_first(failures))
 
 
 def _told(choices: Sequence[Choice]) -> tuple[SampleTold, ...]:

@@ -19,6 +19,8 @@ class StopStrings:
     def push(self, text: str) -> str:
         """The text that is certainly before any stop string. Nothing is pushed after a hit."""
         assert not self.is_hit
+        if not self._stops:
+            return text
         self._held += text
         hits = [
             (begin + len(stop), begin)
@@ -39,7 +41,7 @@ class StopStrings:
         """Length of the longest end of the held text with which some stop string begins."""
         longest = max((len(stop) - 1 for stop in self._stops), default=0)
         for length in range(min(longest, len(self._held)), 0, -1):
-            if self._stops and any(stop.startswith(self._held[-length:]) for stop in self._stops):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
                 return length
         return 0
 
