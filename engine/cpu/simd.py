@@ -177,16 +177,21 @@ def store_columns(typing: Any, array: Any, index: Any, stride: Any, x: Any) -> A
     return types.void(array, types.intp, types.intp, vector), emit
 
 
+def ask_for(builder: Any, at: Any) -> None:
+    """The cache line at the pointer is to come as near as the second cache: requests to the first
+    one are so few at a time that they set the pace (docs/log.md)."""
+    read_to_l2 = [ir.Constant(I32, 0), ir.Constant(I32, 2), ir.Constant(I32, 1)]
+    at = builder.bitcast(at, ir.IntType(8).as_pointer())
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [at, *read_to_l2])
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
-    """Asks for the cache line of array[index], to come as near as the second cache: requests to the
-    first one are so few at a time that they set the pace (docs/log.md)."""
+    """Asks for the cache line of array[index]."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        at = builder.gep(data_of(context, builder, signature.args[0], args[0]), [args[1]])
-        read_to_l2 = [ir.Constant(I32, 0), ir.Constant(I32, 2), ir.Constant(I32, 1)]
-        at = builder.bitcast(at, ir.IntType(8).as_pointer())
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), [at, *read_to_l2])
+        data = data_of(context, builder, signature.args[0], args[0])
+        ask_for(builder, builder.gep(data, [args[1]]))
         return context.get_dummy_value()
 
     return types.void(array, types.intp), emit

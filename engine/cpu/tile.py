@@ -26,6 +26,7 @@ from engine.cpu.simd import (
     LANES,
     V_F32,
     V_I32,
+    ask_for,
     broadcast,
     call,
     constant,
@@ -38,6 +39,10 @@ PANEL = 2 * LANES
 TILE = 12
 """Rows of a tile; the last one of a matrix may have fewer."""
 _VECTORS = PANEL // LANES
+_LINE_BYTES = 64
+_AHEAD_BYTES = {8: 12288, 12: 12288}
+"""How far ahead a panel is asked for, by the height of the tile, into the second cache. With fewer
+rows the CPU's own prefetchers are as good, and better left alone (docs/log.md)."""
 
 
 def _emit_product(
@@ -48,9 +53,11 @@ def _emit_product(
     w: Any,
     count: Any,
     start: list[list[Any]],
+    ahead: int = 0,
 ) -> Any:
     """The loop over K; x, w point at the tile and the panel; strides of x from k to k and from row
-    to row, in groups of elements. Returns [height][2] sums, which begin as `start`."""
+    to row, in groups of elements. Returns [height][2] sums, which begin as `start`. What is `ahead`
+    bytes further in w is asked for."""
     height = len(start)
     element, loaded = (F32, V_F32) if is_f32 else (I32, V_I32)
     x = builder.bitcast(x, element.as_pointer())
@@ -67,6 +74,9 @@ def _emit_product(
         builder.load(builder.gep(w, [builder.add(w_at, ir.Constant(I64, v))]), align=2)
         for v in range(_VECTORS)
     ]
+    for v in range(_VECTORS if ahead else 0):
+        line = builder.add(w_at, ir.Constant(I64, v + ahead // _LINE_BYTES))
+        ask_for(builder, builder.gep(w, [line]))
     after = []
     for row in range(height):
         scalar = builder.load(
@@ -105,7 +115,8 @@ def _product_of(height: int) -> Any:
             x, w = builder.gep(x, [args[1]]), builder.gep(w, [args[3]])
             count = builder.udiv(args[4], ir.Constant(I64, 1 if is_f32 else 2))
             start = [[constant(V_F32, 0.0)] * _VECTORS for _ in range(height)]
-            sums = _emit_product(builder, is_f32, x, (height, 1), w, count, start)
+            ahead = _AHEAD_BYTES.get(height, 0)
+            sums = _emit_product(builder, is_f32, x, (height, 1), w, count, start, ahead)
             at = builder.bitcast(out, V_F32.as_pointer())
             for index, lanes in enumerate(lanes for row in sums for lanes in row):
                 builder.store(lanes, builder.gep(at, [ir.Constant(I64, index)]), align=4)
