@@ -36,15 +36,15 @@ from router.gate import Gate, grant_of
 from router.generation import generate
 from router.grammar_check import GrammarCheck
 from router.ledger import LedgerWatch
-from router.limits import Limits
 from router.metrics import RouterMetrics
 from router.objective import TPOT_HEADER, TTFT_HEADER, wish_of
 from router.openapi import Posted, Posts, add_document, answers
 from router.operations_api import add_models, add_operations
 from router.page import add_page
 from router.pins import PinBoard
+from router.pins_api import PrefixReader
 from router.record import Records, RequestRecord
-from router.request import RequestId, ValidRequest
+from router.request import ValidRequest
 from router.request_id import RequestIds, request_id_of
 from router.requests_api import add_requests
 from router.responses import Format, TextFormat
@@ -84,13 +84,12 @@ class Router:
             max_idle_s=config.inactivity_s,
             tls=TLS.from_files(config.tls_cert, config.tls_key, config.tls_ca),
         )
+        self.pins = PinBoard(self.workers)
         self._tokenizer = tokenizer
         self._metrics = RouterMetrics(registry, self.workers)
         self.dispatcher = Dispatcher(self.workers, config, self._metrics)
         self.admission = Admission(config, self.workers, self.dispatcher.placer, registry)
         self.records = Records(config.explain_requests)
-        self.pins = PinBoard(lambda: self.workers.everyone)
-        self.workers.on_heard = self.pins.look
         self.ledger = LedgerWatch(
             self.workers,
             self.dispatcher.live,
@@ -112,11 +111,11 @@ class Router:
             send_timeout_s=config.send_timeout_s,
         )
         self.grammars = GrammarCheck(tokenizer.vocabulary)
-        self._limits = _limits(config)
+        self._limits = config.limits
         style = ChatStyle(tokenizer, config.tool_call_parser, config.reasoning_parser)
         name, max_model_len = config.served_model_name, self.dispatcher.max_model_len
         self.tokens = TokenApi(tokenizer, style, name, max_model_len)
-        self._validator = Validator(
+        self.validator = Validator(
             tokenizer,
             style,
             config.served_model_name,
@@ -128,29 +127,18 @@ class Router:
     async def chat(self, record: RequestRecord, body: JSONObject, reply: Reply) -> None:
         self._limits.check(body)
         request_id = record.request_id
-        request = await self._validator.chat(request_id, ChatBody.parse(body), record.session)
+        request = await self.validator.chat(request_id, ChatBody.parse(body), record.session)
         form = ChatFormat(request, self.config.served_model_name, self._tokenizer.token_bytes)
         await self._answer(record, request, form, reply)
 
     async def completion(self, record: RequestRecord, body: JSONObject, reply: Reply) -> None:
         self._limits.check(body)
         request_id = record.request_id
-        request = await self._validator.completion(
+        request = await self.validator.completion(
             request_id, CompletionBody.parse(body), record.session
         )
         form = TextFormat(request, self.config.served_model_name, self._tokenizer.token_bytes)
         await self._answer(record, request, form, reply)
-
-    async def read_prompt(self, body: JSONObject) -> tuple[int, ...]:
-        """Token ids of the one prompt of a body with `prompt` or `messages`. Raises ApiError."""
-        asked = {"model": self.config.served_model_name, "max_tokens": 1, **body}
-        self._limits.check(asked)
-        if "messages" in body:
-            request = await self._validator.chat(RequestId("pin"), ChatBody.parse(asked))
-        else:
-            parsed = CompletionBody.parse(asked)
-            request = await self._validator.completion(RequestId("pin"), parsed)
-        return request.prompts[0].token_ids
 
     def exchange(self, work: Work, request: Request) -> Exchange:
         record = self.records.open(request_id_of(request.scope), request.url.path)
@@ -181,17 +169,6 @@ class Router:
             await answer(let_in, pieces, form, reply)
 
 
-def _limits(config: RouterConfig) -> Limits:
-    return Limits(
-        max_prompts=config.max_prompts,
-        max_messages=config.max_messages,
-        max_stops=config.max_stops,
-        max_logprobs=config.max_logprobs,
-        max_schema_nbytes=config.max_schema_nbytes,
-        max_schema_depth=config.max_schema_depth,
-    )
-
-
 def build_app(
     config: RouterConfig, tokenizer: TextTokenizer, registry: CollectorRegistry
 ) -> FastAPI:
@@ -200,7 +177,9 @@ def build_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         router = app.state.router = Router(config, tokenizer, registry)
-        admin = admin_server(config, Fleet(router.workers), router.pins, router.read_prompt)
+        admin = admin_server(
+            config, Fleet(router.workers), router.pins, PrefixReader(router.validator)
+        )
         router.workers.start()
         router.ledger.start()
         router.admission.start()
@@ -234,7 +213,7 @@ def build_app(
     )
     add_requests(app, lambda request: _router_of(request).records.of(grant_of(request.scope)))
     add_cluster(app, lambda request: _router_of(request).cluster)
-    add_document(app, POSTS, config.served_model_name, _limits(config))
+    add_document(app, POSTS, config.served_model_name, config.limits)
     add_page(app)
     return app
 

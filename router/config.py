@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from router.grammar_bounds import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH
-from router.limits import MAX_LOGPROBS, MAX_STOPS
+from router.limits import MAX_LOGPROBS, MAX_STOPS, Limits
 from runtime.flags import flag, nbytes, up_to
 
 
@@ -169,3 +169,14 @@ class RouterConfig:
 
     log_format: Literal["text", "json"] = flag("text", help="how log lines look")
     log_level: Literal["debug", "info", "warning", "error"] = flag("info", help="what is logged")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            max_prompts=self.max_prompts,
+            max_messages=self.max_messages,
+            max_stops=self.max_stops,
+            max_logprobs=self.max_logprobs,
+            max_schema_nbytes=self.max_schema_nbytes,
+            max_schema_depth=self.max_schema_depth,
+        )

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from protos import serving_pb2 as pb
 from router.tasks import cancel_and_wait
 from router.worker import Worker
+from router.workers import WorkerSet
 from runtime.log import get_logger
 
 log = get_logger()
@@ -64,14 +65,11 @@ class _Pin:
 
 
 class PinBoard:
-    """See the module. `everyone`: the workers, each process once a role."""
+    """See the module."""
 
-    def __init__(
-        self,
-        everyone: Callable[[], Sequence[Worker]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._everyone = everyone
+    def __init__(self, workers: WorkerSet, clock: Callable[[], float] = time.monotonic) -> None:
+        self._workers = workers
+        workers.on_heard = self.look
         self._clock = clock
         self._pins: dict[str, _Pin] = {}
         self._telling: set[asyncio.Task[None]] = set()
@@ -146,7 +144,7 @@ class PinBoard:
 
     def _processes(self) -> list[Worker]:
         """Those that were heard of, each once."""
-        heard = (worker for worker in self._everyone() if worker.num_refreshes)
+        heard = (worker for worker in self._workers.everyone if worker.num_refreshes)
         return list({worker.address: worker for worker in heard}.values())
 
     def _view(self, pin: _Pin) -> PinView:

@@ -18,12 +18,31 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from router.errors import ApiError, BadRequest
 from router.pins import PinBoard, PinView
+from router.request import RequestId
+from router.schemas import ChatBody, CompletionBody
 from router.tokenizer import JSONObject
+from router.validation import Validator
 
 MAX_TTL_S = 30 * 86_400.0
+_NOBODYS = RequestId("pin")
 
 ReadPrompt = Callable[[JSONObject], Awaitable[tuple[int, ...]]]
 """Token ids of the one prompt of a request with `prompt` or `messages`. Raises ApiError."""
+
+
+class PrefixReader:
+    """A `ReadPrompt`."""
+
+    def __init__(self, validator: Validator) -> None:
+        self._validator = validator
+
+    async def __call__(self, body: JSONObject) -> tuple[int, ...]:
+        asked = {"model": self._validator.model, "max_tokens": 1, **body}
+        if "messages" in body:
+            request = await self._validator.chat(_NOBODYS, ChatBody.parse(asked))
+        else:
+            request = await self._validator.completion(_NOBODYS, CompletionBody.parse(asked))
+        return request.prompts[0].token_ids
 
 
 class PinBody(BaseModel):

@@ -37,7 +37,7 @@ class Validator:
         self._tokenizer = tokenizer
         self._style = style
         self._grammars = grammars
-        self._served_model_name = served_model_name
+        self.model = served_model_name
         self._max_prompts = max_prompts
         self._max_model_len = max_model_len  # asks the workers, and waits for one if need be
 
@@ -163,8 +163,8 @@ class Validator:
         return self._tokenizer.encode_bare(prompt) if is_bare else self._tokenizer.encode(prompt)
 
     def _check_model(self, name: str) -> None:
-        if name != self._served_model_name:
-            raise ModelNotFound(name, self._served_model_name)
+        if name != self.model:
+            raise ModelNotFound(name, self.model)
 
 
 def _split(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:

@@ -239,7 +239,7 @@ def test_without_a_token_there_is_no_admin_api(tmp_path: Path) -> None:
 
 async def test_a_taken_port_is_told(unused_tcp_port: int) -> None:
     workers = WorkerSet([], [], interval_s=1, timeout_s=1)
-    board = PinBoard(lambda: workers.everyone)
+    board = PinBoard(workers)
 
     async def read_prompt(body: JSONObject) -> tuple[int, ...]:
         return ()
