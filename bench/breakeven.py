@@ -36,6 +36,8 @@ from bench.load import Load, one_token_words, run_load
 WAYS = ("local", "remote", "auto")
 _START_S, _STOP_S = 60.0, 20.0
 _LEAST_REQUESTS = 2
+_SHORT = 128
+"""Prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,9 @@ async def run(args: argparse.Namespace, ports: dict[str, int], model: str) -> li
     rows = []
     for length in lengths:
         for load in loads:
-            num = max(_LEAST_REQUESTS, args.waves * load)
+            # Short answers vary more than the ways differ: more of them.
+            waves = args.waves * (2 if length <= _SHORT else 1)
+            num = max(waves * _LEAST_REQUESTS, waves * load)
             setting = Setting(length, load, args.output_len, num)
             rows.append(await bench.measure(setting, args.rounds))
             print(line(rows[-1]), flush=True)
@@ -212,7 +216,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model-path", type=Path, required=True, help="of a prepared model")
     parser.add_argument("--lengths", default="32,128,512,1024", help="of prompts, in tokens")
     parser.add_argument("--loads", default="1,4", help="requests at once")
-    parser.add_argument("--output-len", type=int, default=32)
+    parser.add_argument("--output-len", type=int, default=16)
     parser.add_argument("--waves", type=int, default=2, help="requests of a run, by its load")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=4, help="requests by length and load")

@@ -66,7 +66,7 @@ def read(
                 found = _poisson(pairs, rate, draw, names)
             elif "rate_rps" in fields and lengths is not None:
                 with _open(lengths) as told:
-                    distributions = [_distributions(json.loads(line)) for line in told]
+                    distributions = _all_distributions(map(json.loads, told))
                 found = _servegen(table, distributions, draw, names)
             else:
                 raise UnknownTrace(f"{path}: ServeGen rates need --lengths; else none I know")
@@ -122,6 +122,14 @@ def _distributions(row: dict[str, Any]) -> tuple[Distribution, Distribution]:
     return inputs, outputs
 
 
+def _all_distributions(
+    rows: Iterable[dict[str, Any]],
+) -> list[tuple[Distribution, Distribution]]:
+    """Of the clients that sent something in the window that is told of."""
+    found = [_distributions(row) for row in rows]
+    return [one for one in found if all(values for values, _ in one)]
+
+
 def _drawn(distribution: Distribution, draw: random.Random) -> int:
     values, weights = distribution
     return max(1, int(draw.choices(values, cum_weights=weights)[0]))
@@ -131,7 +139,7 @@ def _servegen_lengths(
     rows: Iterable[dict[str, Any]], draw: random.Random, num: int
 ) -> Iterator[tuple[int, int]]:
     """So many requests of the clients in turn."""
-    clients = [_distributions(row) for row in rows]
+    clients = _all_distributions(rows)
     for index in range(num):
         inputs, outputs = clients[index % len(clients)]
         yield _drawn(inputs, draw), _drawn(outputs, draw)

@@ -61,7 +61,8 @@ def test_mooncake_and_azure_and_lengths(tmp_path: Path) -> None:
 def test_servegen_fills_its_window(tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.jsonl"
     told = {"input_tokens": "{100: 0.5, 200: 0.5}", "output_tokens": "{7: 1.0}"}
-    lengths.write_text(json.dumps(told) + "\n")
+    idle = {"input_tokens": "{}", "output_tokens": "{}"}
+    lengths.write_text(json.dumps(idle) + "\n" + json.dumps(told) + "\n")
     rates = tmp_path / "rates.csv"
     rates.write_text(
         "client,window_start_s,rate_rps,cv,dist,param1,param2\n"
