@@ -39,6 +39,7 @@ Serves a language model with prefill and decode on different workers.
 Try:
   baton up                             one prefill and one decode worker, demo model
   baton up --prefill 2 --decode 2      two of each
+  baton up --both 2                    and two that serve both roles
   baton up --mode colocated            the same answers without a handoff, to compare
   baton COMMAND --help                 all flags; each is also a variable BATON_<NAME>
 """

@@ -43,6 +43,11 @@ class UpConfig:
 
     prefill: int = flag(1, help="number of prefill workers")
     decode: int = flag(1, help="number of decode workers")
+    both: int = flag(
+        0,
+        help="number of workers that serve both roles: prompts of others, and streams; with them "
+        "--prefill 0 and --decode 0 are possible",
+    )
     mode: Literal["disaggregated", "colocated"] = flag(
         "disaggregated",
         help="disaggregated: prefill workers compute prompts and hand their KV to decode workers; "
@@ -78,7 +83,7 @@ class UpConfig:
     decode_args: str = flag("", help="more flags for decode workers")
 
     def ranks(self, role: str) -> int:
-        """Of each worker of the role."""
+        """Of each worker of the role; `both` as decode."""
         own = self.prefill_tensor_parallel if role == "prefill" else self.decode_tensor_parallel
         return self.tensor_parallel if own is None else own
 
@@ -109,10 +114,14 @@ class Plan:
 
 def check(config: UpConfig) -> None:
     """Raises BadPlan for what can be known to fail before anything is started."""
-    if config.decode < 1:
-        raise BadPlan("--decode must be at least 1")
-    if config.mode == "disaggregated" and config.prefill < 1:
-        raise BadPlan("--prefill must be at least 1; for none, say --mode colocated")
+    if min(config.prefill, config.decode, config.both) < 0:
+        raise BadPlan("--prefill, --decode and --both must be at least 0")
+    if config.decode + config.both < 1:
+        raise BadPlan("--decode must be at least 1, or --both")
+    if config.mode == "disaggregated" and config.prefill + config.both < 1:
+        raise BadPlan("--prefill must be at least 1, or --both; for none, say --mode colocated")
+    if config.mode == "colocated" and config.both:
+        raise BadPlan("--both is of no use with --mode colocated: decode workers compute prompts")
     if min(config.ranks("prefill"), config.ranks("decode")) < 1:
         raise BadPlan("--tensor-parallel must be at least 1, for either role")
     if not 1 <= config.port < 1 << 16:
@@ -138,8 +147,9 @@ def make(
 ) -> Plan:
     """`log` gives the log file of a process by its name. Raises BadCores, BadGpus."""
     prefill = config.prefill if config.mode == "disaggregated" else 0
-    roles = ["prefill"] * prefill + ["decode"] * config.decode
-    names = [f"prefill-{i}" for i in range(prefill)] + [f"decode-{i}" for i in range(config.decode)]
+    counts = {"prefill": prefill, "decode": config.decode, "both": config.both}
+    roles = [role for role, count in counts.items() for _ in range(count)]
+    names = [f"{role}-{i}" for role, count in counts.items() for i in range(count)]
     ports = iter(free_ports(2 * len(roles) + 1))
     ranks = [config.ranks(role) for role in roles]
     gpus = visible_gpus(config.device, environ)
@@ -232,7 +242,7 @@ def _worker_addresses(grpc_port: int, metrics_port: int) -> dict[str, str]:
 
 
 def _more(config: UpConfig, role: str) -> list[str]:
-    """The user's own flags come last, so that they win."""
+    """The user's own flags come last, so that they win; of `both`, those of decode."""
     own = config.prefill_args if role == "prefill" else config.decode_args
     return shlex.split(config.worker_args) + shlex.split(own)
 
@@ -250,7 +260,8 @@ def _router(
     address = f"[{host}]:{config.port}" if ":" in host else f"{host}:{config.port}"
 
     def addresses(role: str) -> str:
-        return ",".join(worker.addresses["grpc"] for worker in workers if worker.role == role)
+        roles = (role, "both")
+        return ",".join(worker.addresses["grpc"] for worker in workers if worker.role in roles)
 
     argv = (
         *(sys.executable, "-m", ROUTER, "--host", config.host, "--port", str(config.port)),

@@ -68,9 +68,11 @@ class Dispatcher:
 
     @property
     def is_ready(self) -> bool:
-        """A prompt could be served as the mode promises."""
-        pair = pick_pair(self._workers.decodes, self._workers.prefills)
-        return pair is not None and (self._is_colocated or pair.prefill is not None)
+        """A prompt could be served as the mode promises, or as the workers' roles say: where the
+        last prefill worker has been given another one, decode computes prompts."""
+        prefills = self._workers.prefills
+        pair = pick_pair(self._workers.decodes, prefills)
+        return pair is not None and (self._is_colocated or pair.prefill is not None or not prefills)
 
     @property
     def num_in_line(self) -> int:

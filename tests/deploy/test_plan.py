@@ -32,6 +32,16 @@ def test_the_router_knows_the_workers_addresses() -> None:
     assert value(router.argv, "--admin-token-file") == "admin-token"
 
 
+def test_workers_of_both_roles_are_known_for_both() -> None:
+    config = UpConfig(prefill=0, decode=1, both=2)
+    decode, *both, router = made(config).specs
+    assert [worker.name for worker in both] == ["both-0", "both-1"]
+    assert all(value(worker.argv, "--role") == "both" for worker in both)
+    addresses = [worker.addresses["grpc"] for worker in both]
+    assert value(router.argv, "--prefill").split(",") == addresses
+    assert value(router.argv, "--decode").split(",") == [decode.addresses["grpc"], *addresses]
+
+
 def test_the_users_own_flags_come_last() -> None:
     config = UpConfig(worker_args="--block-size 32", decode_args="--block-size 64")
     prefill, decode, _ = made(config).specs
@@ -74,6 +84,8 @@ def test_wildcard_hosts_are_reached_on_loopback() -> None:
     [
         (UpConfig(decode=0, port=0), "--decode"),
         (UpConfig(prefill=0, port=0), "--mode colocated"),
+        (UpConfig(prefill=-1, both=1), "--both"),
+        (UpConfig(both=1, mode="colocated"), "--both"),
         (UpConfig(host="203.0.113.1"), "203.0.113.1"),
         (UpConfig(port=0), "--port 0"),
         (UpConfig(port=1 << 16), "--port 65536"),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from protos import serving_pb2 as pb
 from tests.router.conftest import ANSWER, RunningRouter, StartRouter
 from tests.router.fake_workers import GenerateCall, fake_cluster, until
 
@@ -153,6 +154,21 @@ async def test_readiness(start_router: StartRouter) -> None:
         await until(lambda: not router.router.dispatcher.is_ready)
         assert (await router.http.get("/readyz")).status_code == 503
         assert (await router.http.get("/healthz")).status_code == 200
+
+
+async def test_without_a_prefill_worker_by_an_operators_word_it_is_ready(
+    start_router: StartRouter, answer: Sequence[int]
+) -> None:
+    async with fake_cluster(answer) as cluster, start_router(cluster) as router:
+        workers = router.router.workers
+        for serves, num_prefills in (([pb.ROLE_DECODE], 0), ([pb.ROLE_PREFILL], 1)):
+            cluster.prefills[0].status.serves[:] = serves
+            await until(lambda num=num_prefills: len(workers.prefills) == num)  # type: ignore[misc]
+            await until(lambda: router.router.dispatcher.is_ready)
+            assert (await router.http.get("/readyz")).status_code == 200
+            assert (await router.complete()).status_code == 200
+        reasons = [request.local_prefill_reason for request in cluster.decodes[0].requests]
+        assert reasons == ["no_prefill_worker", ""]
 
 
 async def test_metrics(start_router: StartRouter, answer: Sequence[int]) -> None:
