@@ -1,8 +1,7 @@
 """`GET /v1/cluster/events`: the cluster as server-sent events, one producer for all who watch.
 
 1. `viewing` takes a viewer in; there is a bound. With the first one the producer starts.
-2. A few times a second it reads each topic, and those of one tenant only for each tenant that
-   watches; a text that has changed is a new version.
+2. A few times a second it reads each topic; one whose text has changed gets a new version.
 3. A viewer is sent the newest version of each topic that it has not had, whole: one that reads
    slowly misses what was between, and delays nobody. While nothing changes, a comment tells now
    and then that the router is there.
@@ -12,11 +11,9 @@ Nothing of it is on the way of a request, and without viewers nothing happens at
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -39,69 +36,50 @@ class TooManyViewers(ApiError):
         )
 
 
-class _News(NamedTuple):
-    """The newest version of a topic, for those of an audience."""
-
-    version: int
-    text: str
-
-
 class ClusterFeed:
     """See the module. Made inside the running loop."""
 
-    def __init__(
-        self,
-        shared: Mapping[str, Callable[[], str]],
-        own: Mapping[str, Callable[[str], str]],
-        max_viewers: int,
-    ) -> None:
-        """Topics, and what to call for the JSON of each, in one line: of those that everybody is
-        told alike, and of those that each audience is told of itself."""
-        self._shared = shared
-        self._own = own
+    def __init__(self, topics: Mapping[str, Callable[[], str]], max_viewers: int) -> None:
+        """`topics`: what to call for the JSON of each, in one line."""
+        self._topics = topics
         self._max_viewers = max_viewers
-        self._news: dict[tuple[str, str], _News] = {}  # (audience or "", topic) →
-        self._audiences: Counter[str] = Counter()
-        self._version = 0
+        self._texts: dict[str, str] = {}
+        self._versions = dict.fromkeys(topics, 0)
         self._changed = asyncio.Event()
         self._producer: asyncio.Task[None] | None = None
         self._is_closed = False
-
-    @property
-    def num_viewers(self) -> int:
-        return self._audiences.total()
+        self.num_viewers = 0
 
     @contextmanager
-    def viewing(self, audience: str) -> Iterator[None]:
+    def viewing(self) -> Iterator[None]:
         """Raises TooManyViewers, ShuttingDown."""
         if self._is_closed:
             raise ShuttingDown
         if self.num_viewers >= self._max_viewers:
             raise TooManyViewers(self._max_viewers)
-        self._audiences[audience] += 1
+        self.num_viewers += 1
         if self._producer is None:
             self._producer = asyncio.create_task(self._produce())
             self._producer.add_done_callback(lambda producer: self._wake())
         try:
             yield
         finally:
-            self._leave(audience)
+            self.num_viewers -= 1
+            if not self.num_viewers:
+                self._producer.cancel()
+                self._producer = None
 
-    async def events(self, audience: str) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncIterator[bytes]:
         """For one viewer; endless until `close`."""
-        had = 0
+        had = dict.fromkeys(self._topics, 0)
         while not self._is_closed:
             if self._producer is not None and self._producer.done():
                 self._producer.result()  # a bug of ours: raised where it is logged
-            changed, now = self._changed, self._version
-            news = [
-                _event(topic, one.text)
-                for (of, topic), one in self._news.items()
-                if of in ("", audience) and one.version > had
-            ]
-            had = now
+            changed = self._changed
+            news = [topic for topic, version in self._versions.items() if version > had[topic]]
             if news:
-                yield b"".join(news)
+                had.update((topic, self._versions[topic]) for topic in news)
+                yield b"".join(_event(topic, self._texts[topic]) for topic in news)
                 continue
             try:
                 async with asyncio.timeout(QUIET_S):
@@ -115,34 +93,16 @@ class ClusterFeed:
         self._is_closed = True
         self._wake()
 
-    def _leave(self, audience: str) -> None:
-        self._audiences[audience] -= 1
-        self._audiences = +self._audiences
-        if audience not in self._audiences:
-            for topic in self._own:
-                self._news.pop((audience, topic), None)
-        if not self._audiences and self._producer is not None:
-            self._producer.cancel()
-            self._producer = None
-            self._news.clear()
-
     async def _produce(self) -> None:
         while True:
-            before = self._version
-            for topic, read in self._shared.items():
-                self._tell("", topic, read())
-            for audience in self._audiences:
-                for topic, read_own in self._own.items():
-                    self._tell(audience, topic, read_own(audience))
-            if self._version > before:
+            now = {topic: read() for topic, read in self._topics.items()}
+            changed = [topic for topic, text in now.items() if text != self._texts.get(topic)]
+            for topic in changed:
+                self._texts[topic] = now[topic]
+                self._versions[topic] += 1
+            if changed:
                 self._wake()
             await asyncio.sleep(TICK_S)
-
-    def _tell(self, audience: str, topic: str, text: str) -> None:
-        known = self._news.get((audience, topic))
-        if known is None or known.text != text:
-            self._version += 1
-            self._news[audience, topic] = _News(self._version, text)
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -152,14 +112,13 @@ class ClusterFeed:
 class FeedResponse(Response):
     """One viewer's, until it leaves or takes nothing any more."""
 
-    def __init__(self, feed: ClusterFeed, audience: str, send_timeout_s: float) -> None:
+    def __init__(self, feed: ClusterFeed, send_timeout_s: float) -> None:
         super().__init__()
         self._feed = feed
-        self._audience = audience
         self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._feed.viewing(self._audience):
+        with self._feed.viewing():
             try:
                 await while_connected(receive, self._send_all(send))
             except Disconnected:
@@ -173,7 +132,7 @@ class FeedResponse(Response):
         ]
         try:
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
-            async for event in self._feed.events(self._audience):
+            async for event in self._feed.events():
                 async with asyncio.timeout(self._send_timeout_s):
                     await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

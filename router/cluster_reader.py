@@ -22,7 +22,7 @@ from router.dispatch import Dispatcher
 from router.explain import brief
 from router.latency import RecentLatency
 from router.leg_record import LegRecord
-from router.record import PromptRecord, Records, RequestRecord, TenantRecords
+from router.record import PromptRecord, Records, RequestRecord
 from router.worker import Worker
 from router.workers import WorkerSet
 
@@ -59,19 +59,18 @@ class ClusterReader:
         self._began_ns = time.monotonic_ns()
         self._started_at = time.time()
 
-    def view(self, tenant: str) -> ClusterView:
-        """Whose requests are told: a tenant's own."""
+    def view(self) -> ClusterView:
         return ClusterView(
             cluster=self._cluster(),
-            requests=self._requests(tenant),
+            requests=self._requests(),
             latency=self._latency.told(time.monotonic()),
         )
 
     def cluster_json(self) -> str:
         return self._cluster().model_dump_json()
 
-    def requests_json(self, tenant: str) -> str:
-        return "[" + ",".join(line.model_dump_json() for line in self._requests(tenant)) + "]"
+    def requests_json(self) -> str:
+        return "[" + ",".join(line.model_dump_json() for line in self._requests()) + "]"
 
     def latency_json(self) -> str:
         return self._latency.told(time.monotonic()).model_dump_json()
@@ -89,9 +88,8 @@ class ClusterReader:
             handoffs=list(islice(self._handoffs(time.monotonic_ns()), MAX_HANDOFFS)),
         )
 
-    def _requests(self, tenant: str) -> list[RequestLine]:
-        records = TenantRecords(self._records, tenant).newest_first()
-        return [request_line(one) for one in islice(records, MAX_REQUESTS)]
+    def _requests(self) -> list[RequestLine]:
+        return [request_line(one) for one in islice(self._records.newest_first(), MAX_REQUESTS)]
 
     def _handoffs(self, now_ns: int) -> Iterator[Handoff]:
         """The newest request's first."""

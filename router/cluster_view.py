@@ -58,7 +58,7 @@ class Handoff(BaseModel):
     """KV on its way from a prefill worker to a decode worker, or just arrived."""
 
     id: str
-    """Its own, and nobody's request's: those who watch see the handoffs of all tenants."""
+    """Its own, not the request's."""
     prefill: str
     decode: str
     """Names."""
@@ -122,5 +122,5 @@ class ClusterView(BaseModel):
     object: Literal["cluster"] = "cluster"
     cluster: Cluster
     requests: list[RequestLine]
-    """The tenant's own, the newest first."""
+    """The newest first."""
     latency: Latency

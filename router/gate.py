@@ -17,8 +17,10 @@ from router.tenant import EVERYBODY, Grant
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """Beginnings of paths."""
-OPEN = ("/healthz", "/readyz", "/metrics", "/version", "/openapi.json")
+OPEN = ("/healthz", "/readyz", "/metrics", "/version", "/openapi.json", "/")
 """For whoever comes: they tell nothing of anybody's requests."""
+PAGE = "/page/"
+"""Files of the page (router/page.py), open as well; what it shows it asks for with a key."""
 OPERATORS = ("/v1/ledger", "/v1/cluster")
 """And what is below: they tell of everybody's."""
 _KEY = "baton.grant"
@@ -48,7 +50,7 @@ class Gate:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http" or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         admission: Admission = scope["app"].state.router.admission
@@ -72,6 +74,10 @@ class Gate:
             await send(message)
 
         await self._app(scope, receive, send_told)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(PAGE)
 
 
 def _answer(error: ApiError) -> Response:

@@ -20,6 +20,7 @@ const LOOK_MS = 150;
 
 export class Chat {
   model = null;
+  onEnd = null; // called after each answer
   #log = byId("log");
   #messages = [];
   #sampling = new Sampling();
@@ -79,6 +80,7 @@ export class Chat {
     if (said) messages.push({ role: "assistant", content: said });
     else messages.pop();
     this.#setBusy(false);
+    this.onEnd?.();
   }
 
   async #ask(answer, messages) {

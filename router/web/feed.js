@@ -10,6 +10,7 @@ const PAUSES_MS = [250, 500, 1000, 2000, 3000];
 export class Feed extends EventTarget {
   #failures = 0;
   #abort = null;
+  #state = "";
   #wake = null;
   #hidden = null;
 
@@ -35,7 +36,9 @@ export class Feed extends EventTarget {
   async #run() {
     for (;;) {
       if (!document.hidden) await this.#follow();
-      const pause = PAUSES_MS[Math.min(this.#failures, PAUSES_MS.length - 1)];
+      // Another key is needed: nothing changes before there is one, and then `retry` is called.
+      const isBarred = this.#state === "locked" || this.#state === "tenant";
+      const pause = isBarred ? HIDDEN_MS : PAUSES_MS[Math.min(this.#failures, PAUSES_MS.length - 1)];
       this.#failures += 1;
       await new Promise((resolve) => {
         this.#wake = resolve;
@@ -71,6 +74,7 @@ export class Feed extends EventTarget {
   }
 
   #say(state, detail = "") {
+    this.#state = state;
     this.#emit("state", { state, detail });
   }
 
@@ -81,5 +85,6 @@ export class Feed extends EventTarget {
 
 function stateOf(error) {
   if (error.status === 401) return "locked";
+  if (error.status === 403) return "tenant";
   return error.code === "too_many_viewers" ? "full" : "away";
 }

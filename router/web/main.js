@@ -16,6 +16,7 @@ const LINK = {
   away: "Reconnecting",
   locked: "Key needed",
   full: "Too many viewers",
+  tenant: "Chat only",
 };
 
 const feed = new Feed();
@@ -37,6 +38,8 @@ feed.addEventListener("state", ({ detail: { state, detail: why } }) => {
   setText(byId("link-text"), LINK[state]);
   document.body.dataset.link = state;
   notices.link(state, why);
+  chat.onEnd = state === "tenant" ? () => requests.load() : null;
+  if (state === "tenant") requests.load();
   if (state === "live" && before === "away") announce("The router is back.");
 });
 feed.addEventListener("cluster", ({ detail: cluster }) => {

@@ -14,8 +14,9 @@ export class Notices {
     this.#set("link", {
       away: ["bad", `${why} This page tries again by itself; what you see below is how it was.`],
       full: ["warn", `${why} This page waits for a place.`],
+      tenant: ["warn", "This key is not an operator's: you can chat and see your own requests; the cluster is for operators."],
     }[state]);
-    if (state === "live") this.#set("key");
+    if (state === "live" || state === "tenant") this.#set("key");
   }
 
   keyNeeded(onOpen) {

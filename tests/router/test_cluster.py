@@ -230,7 +230,8 @@ async def test_a_slow_viewer_is_left_and_delays_nobody(
         start_router(cluster, send_timeout_s=0.3) as router,
     ):
         feed = router.router.cluster.feed
-        feed._shared = {"noise": lambda: f'"{"x" * 2**20}{feed._version}"'}
+        feed._topics = {**feed._topics, "noise": lambda: f'"{"x" * 2**20}{feed._versions}"'}
+        feed._versions["noise"] = 0
         url = httpx.URL(router.url)
         _, writer = await asyncio.open_connection(url.host, url.port, limit=1024)
         writer.write(b"GET /v1/cluster/events HTTP/1.1\r\nHost: router\r\n\r\n")
@@ -263,7 +264,7 @@ async def test_a_bug_in_reading_ends_viewers_instead_of_leaving_them_in_silence(
 
     async with fake_cluster(answer) as cluster, start_router(cluster) as router:
         feed = router.router.cluster.feed
-        feed._shared = {"cluster": broken}
+        feed._topics = {"cluster": broken}
         with pytest.raises(httpx.RemoteProtocolError):
             async with viewer(router) as watching:
                 await watching.next()

@@ -10,6 +10,7 @@ import pytest
 from router.page import FOLDER, HEADERS, read_assets
 from tests.router.conftest import StartRouter
 from tests.router.fake_workers import fake_cluster
+from tests.router.test_gate import KEY, OPERATOR, bearing, lines
 
 FILES = sorted(path for path in FOLDER.iterdir())
 MAX_LINES = 300
@@ -49,6 +50,22 @@ async def test_nothing_else_is(start_router: StartRouter, answer: Sequence[int],
         assert missing.status_code == 404
         assert missing.json()["error"]["type"] == "invalid_request_error"
         assert (await router.http.post("/")).status_code == 405
+
+
+async def test_it_needs_no_key_and_what_it_shows_does(
+    start_router: StartRouter, answer: Sequence[int]
+) -> None:
+    async with fake_cluster(answer) as cluster, start_router(cluster, api_keys=lines()) as router:
+        for path, headers, status in (
+            ("/", {}, 200),
+            ("/page/main.js", {}, 200),
+            ("/v1/cluster", {}, 401),
+            ("/v1/cluster/events", {}, 401),
+            ("/v1/cluster/events", bearing(KEY), 403),
+            ("/v1/cluster", bearing(OPERATOR), 200),
+        ):
+            response = await router.http.get(path, headers=headers)
+            assert response.status_code == status, path
 
 
 def test_the_policy_is_strict() -> None:
