@@ -13,12 +13,14 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry
 
 from router.admission_metrics import AdmissionMetrics
 from router.config import RouterConfig
+from router.early_rejection import Times, judge
 from router.errors import ApiError
 from router.key_source import KeySource
 from router.lobby import Lobby, LobbyFull, WaitedTooLong
@@ -65,6 +67,7 @@ class Admission:
         self.keys = KeySource.from_config(config)
         self.limits = RateLimits()
         self.metrics = AdmissionMetrics(registry)
+        self._rejects_early = config.early_rejection
         self._wish = Wish(config.slo_ttft_ms, config.slo_tpot_ms)
         self._placer = placer
         self._lobby = Lobby(workers, placer, self.metrics, config)
@@ -96,20 +99,53 @@ class Admission:
         """While it is served. The request as it is to be served. Raises Refused."""
         objective = record.wish.over(record.grant.wish).over(self._wish).objective
         ticket = Ticket(record, request, objective, self._placer.num_outputs)
+        ticket.patience_s = self._queue_wait_s
         with self._paying(ticket):
+            self._judge(ticket, self._lobby.expected_wait_s(ticket))
             async with self._turn(ticket):
-                yield request.with_objective(objective)
+                waited_s = time.monotonic() - ticket.arrived_s
+                self._judge(ticket, waited_s)
+                yield request.with_objective(objective.after(waited_s))
+                self._note_outcome(ticket)
+
+    def _judge(self, ticket: Ticket, wait_s: float) -> None:
+        """Raises Refused if it would miss its objective because of load. Nothing is refused while
+        nothing runs: who never runs anything never learns better."""
+        if not self._rejects_early or ticket.objective.is_none or self._lobby.is_idle_but(ticket):
+            return
+        prompt = max(ticket.request.prompts, key=lambda one: len(one.token_ids))
+        found = self._lobby.predict(replace(prompt, objective=ticket.objective.after(wait_s)))
+        if found is None:
+            return
+        if ticket.objective.ttft_s >= found.idle.ttft_s:  # else nobody can meet it
+            ticket.patience_s = min(ticket.patience_s, ticket.objective.ttft_s)
+        loaded = Times(wait_s + found.loaded.ttft_s, found.loaded.tpot_s)
+        miss = judge(ticket.objective, loaded, found.idle, found.life_s)
+        if miss is not None:
+            what = {"slo_ttft": "time to first token", "slo_tpot": "time per output token"}
+            text = (
+                f"The {what[miss.reason]} would be {miss.predicted_s * 1000:.0f} ms just now, more "
+                "than the objective of this request"
+            )
+            self._refuse(miss.reason, text, miss.retry_after_s)
+
+    def _note_outcome(self, ticket: Ticket) -> None:
+        objective, record = ticket.objective, ticket.record
+        if (ttft_s := record.ttft_s) is not None and math.isfinite(objective.ttft_s):
+            self.metrics.objective("ttft", is_met=ttft_s <= objective.ttft_s)
+        if (tpot_s := ticket.tpot_s()) is not None and math.isfinite(objective.tpot_s):
+            self.metrics.objective("tpot", is_met=tpot_s <= objective.tpot_s)
 
     @asynccontextmanager
     async def _turn(self, ticket: Ticket) -> AsyncIterator[None]:
         try:
-            async with self._lobby.turn(ticket, self._queue_wait_s):
+            async with self._lobby.turn(ticket, ticket.patience_s):
                 yield
         except LobbyFull:
             text = "Too many requests wait for a worker"
             self._refuse("queue_full", text, self._lobby.expected_wait_s(ticket))
         except WaitedTooLong:
-            text = f"No worker had room for the request within {self._queue_wait_s:g} s"
+            text = f"No worker had room for the request within {ticket.patience_s:g} s"
             self._refuse("queue_deadline", text, self._lobby.expected_wait_s(ticket))
 
     @contextmanager

@@ -51,6 +51,11 @@ class RouterConfig:
         "it and the next flag everybody may ask",
     )
     api_keys: str = flag("", metavar="LINES", help="the same lines themselves, with ; between")
+    early_rejection: bool = flag(
+        True,
+        help="whether requests that would miss their objective because of load are refused with "
+        "429 before anything is computed for them",
+    )
     host: str = flag("127.0.0.1", help="address to listen on")
     port: int = flag(8000, help="port to listen on")
     tls_cert: str = flag("", metavar="FILE", help="PEM; with the two below: mutual TLS on gRPC")

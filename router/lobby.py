@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from router.admission_metrics import AdmissionMetrics
 from router.config import RouterConfig
 from router.fair_queue import FairQueue
-from router.placer import Placer
+from router.placer import Placer, Prediction
+from router.request import ValidPrompt
 from router.room import OnTheWay, Spot, has_room
 from router.tasks import cancel_and_wait
 from router.ticket import OUTPUT_WORTH, Served, Ticket
@@ -52,6 +53,7 @@ class Lobby:
         self._placer = placer
         self._metrics = metrics
         self._ahead_s = config.ahead_ms / 1000
+        self._is_forced = config.prefill_at == "remote"
         self._is_local = config.mode == "colocated" or config.prefill_at == "local"
         self._queue = FairQueue[_Waiting](max(1, config.max_queue))
         self._inside: set[Ticket] = set()
@@ -72,10 +74,16 @@ class Lobby:
     def __len__(self) -> int:
         return len(self._queue)
 
-    @property
-    def is_idle(self) -> bool:
-        """Nothing of this router's runs or waits."""
-        return not self._inside and not self._queue
+    def is_idle_but(self, ticket: Ticket) -> bool:
+        """Nothing else runs or waits, neither here nor on workers."""
+        others = self._inside - {ticket}
+        return not others and not self._queue and not any(w.load for w in self._workers.everyone)
+
+    def predict(self, prompt: ValidPrompt) -> Prediction | None:
+        """What would become of it, if it were let through now."""
+        prefills = () if self._is_local else self._workers.prefills
+        decodes = self._workers.decodes
+        return self._placer.predict(prompt, decodes, prefills, is_forced=self._is_forced)
 
     @asynccontextmanager
     async def turn(self, ticket: Ticket, timeout_s: float) -> AsyncIterator[None]:

@@ -23,6 +23,10 @@ class Objective:
     ttft_s: float = math.inf
     tpot_s: float = math.inf
 
+    def after(self, waited_s: float) -> "Objective":
+        """What is left of it."""
+        return Objective(max(1e-6, self.ttft_s - waited_s), self.tpot_s)
+
     @property
     def is_none(self) -> bool:
         return math.isinf(self.ttft_s) and math.isinf(self.tpot_s)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from router.cost_model import AS_IT_LIKES, NO_STREAMS, CostModel, Pace, Streams
+from router.decode_forecast import DecodeForecast
 from router.objective import NO_OBJECTIVE, Objective
 
 _TIE_S = 1e-3
@@ -37,6 +38,8 @@ class Site:
     """Prompts there that it would be computed before."""
     pace: Pace = AS_IT_LIKES
     streams: Streams = NO_STREAMS
+    forecast: DecodeForecast | None = None
+    """Of the streams when this prompt's first token has come; None: as now."""
     room_s: float = 0.0
     """Until there are blocks for it."""
     load: int = 0
@@ -136,9 +139,10 @@ class Quotes:
     ) -> Quote:
         demand, first = self._demand, prefill.address if prefill is not None else ""
         ttft_s = self._costs.way(first, decode.address).predict((1, raw_s))
+        then = decode.forecast.at(ttft_s) if decode.forecast is not None else decode.streams
         joined = Streams(
-            decode.streams.num + 1,
-            decode.streams.context + demand.num_tokens + round(demand.num_outputs / 2),
+            then.num + 1,
+            then.context + demand.num_tokens + round(demand.num_outputs / 2),
         )
         step_s = self._costs.worker(decode.address).step_s(joined)
         tpot_s = step_s + transfer_s / max(1.0, demand.num_outputs)

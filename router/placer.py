@@ -12,15 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from router.affinity import keep_session
 from router.config import RouterConfig
 from router.cost_model import CostModel, Pace, Streams
-from router.placement import Crowd, Demand, Quote, Quotes, Site, place
+from router.decode_forecast import DecodeForecast
+from router.early_rejection import Times
+from router.placement import Crowd, Demand, Quote, Site
 from router.policy import Pair
 from router.prefill_queue import PrefillQueue
 from router.prefix_index import PromptBlocks
 from router.progress import Progress
+from router.request import ValidPrompt
+from router.scene import Scene
 from router.timeline import exposed
 from router.workers import DecodeWorker, PrefillWorker, Worker
 
@@ -36,6 +41,16 @@ class Outcome:
     way: str
     """`remote` or `local`: the one taken."""
     saved_s: float
+
+
+class Prediction(NamedTuple):
+    """Of a request that would come now."""
+
+    loaded: Times
+    idle: Times
+    """If nobody else were there."""
+    life_s: float
+    """How long streams run, where it would be decoded."""
 
 
 class Placer:
@@ -65,12 +80,56 @@ class Placer:
         progress.placement = None
         decodes = [worker for worker in decodes if worker.is_ready]
         prefills = [worker for worker in prefills if worker.is_ready]
-        for worker in (*decodes, *prefills):
-            self._take_in(worker)
+        prompt = progress.prompt
+        scene = self._scene(prompt, decodes, prefills, is_forced=is_forced)
         self._crowd.note(
             [worker.status.num_waiting + worker.status.num_running for worker in prefills]
         )
-        prompt = progress.prompt
+        found = scene.place(self.costs, self._crowd.mean)
+        if found is None:
+            return None
+        if prompt.session:
+            sites = scene.prefills, scene.decodes
+            found = keep_session(found, prompt.session, self._affinity, *sites)
+        progress.placement = found
+        self._begin(progress, found.taken)
+        by_address = {worker.address: worker for worker in prefills}
+        taken = next(worker for worker in decodes if worker.address == found.taken.decode)
+        return Pair(taken, by_address.get(found.taken.prefill))
+
+    def predict(
+        self,
+        prompt: ValidPrompt,
+        decodes: Sequence[DecodeWorker],
+        prefills: Sequence[PrefillWorker],
+        *,
+        is_forced: bool,
+    ) -> Prediction | None:
+        """What would become of it now; None if not enough is known."""
+        decodes = [worker for worker in decodes if worker.is_ready]
+        prefills = [worker for worker in prefills if worker.is_ready]
+        scene = self._scene(prompt, decodes, prefills, is_forced=is_forced)
+        loaded = scene.place(self.costs, self._crowd.mean)
+        idle = scene.idle().place(self.costs, 0.0)
+        if loaded is None or idle is None:
+            return None
+        at = next(one for one in scene.decodes if one.address == loaded.taken.decode)
+        return Prediction(
+            Times(loaded.taken.ttft_s, loaded.taken.tpot_s),
+            Times(idle.taken.ttft_s, idle.taken.tpot_s),
+            at.forecast.life_s if at.forecast is not None else 0.0,
+        )
+
+    def _scene(
+        self,
+        prompt: ValidPrompt,
+        decodes: Sequence[DecodeWorker],
+        prefills: Sequence[PrefillWorker],
+        *,
+        is_forced: bool,
+    ) -> Scene:
+        for worker in (*decodes, *prefills):
+            self._take_in(worker)
         demand = Demand(
             len(prompt.token_ids),
             min(prompt.sampling.max_tokens, self.num_outputs),
@@ -78,27 +137,15 @@ class Placer:
             prompt.objective,
         )
         blocks = PromptBlocks(prompt.token_ids, prompt.cache_salt)
-        at_decode = {worker.address: self._site(worker, blocks, demand) for worker in decodes}
-        at_prefill = {worker.address: self._site(worker, blocks, demand) for worker in prefills}
+        at_decode = [self._site(worker, blocks, demand) for worker in decodes]
+        at_prefill = [self._site(worker, blocks, demand) for worker in prefills]
         pairs = [
-            (at_prefill[prefill.address], at_decode[decode.address])
-            for decode in decodes
-            for prefill in prefills
+            (one, other)
+            for other, decode in enumerate(decodes)
+            for one, prefill in enumerate(prefills)
             if prefill.fingerprint == decode.fingerprint and prefill.address != decode.address
         ]
-        quotes = Quotes(self.costs, demand, self._crowd.mean)
-        alone = [] if is_forced and pairs else [*at_decode.values()]
-        found = place(quotes, pairs, alone)
-        if found is None:
-            return None
-        if prompt.session:
-            sites = [*at_prefill.values()], [*at_decode.values()]
-            found = keep_session(found, prompt.session, self._affinity, *sites)
-        progress.placement = found
-        self._begin(progress, found.taken)
-        by_address = {worker.address: worker for worker in prefills}
-        taken = next(worker for worker in decodes if worker.address == found.taken.decode)
-        return Pair(taken, by_address.get(found.taken.prefill))
+        return Scene(demand, at_prefill, at_decode, pairs, may_be_alone=not (is_forced and pairs))
 
     def ahead_s(self, worker: Worker, num_tokens: int) -> float:
         """What is to be computed there before a prompt of so many tokens."""
@@ -172,11 +219,18 @@ class Placer:
             num_behind=wait.num_behind,
             pace=_pace(worker),
             streams=streams,
+            forecast=self._forecast(worker, streams),
             room_s=self._room_s(worker, num_left, streams),
             load=worker.load,
             num_picks=worker.num_picks,
             name=worker.name,
         )
+
+    def _forecast(self, worker: Worker, streams: Streams) -> DecodeForecast:
+        num_running = min(streams.num, worker.status.num_running)
+        life_s = self.num_outputs * self.costs.worker(worker.address).step_s(streams)
+        context = streams.context / max(1, streams.num)
+        return DecodeForecast(num_running, streams.num - num_running, context, life_s)
 
     def _room_s(self, worker: Worker, num_tokens: int, streams: Streams) -> float:
         """Until streams that run there have ended and left blocks enough, about."""

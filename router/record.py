@@ -196,6 +196,11 @@ class RequestRecord:
         return self._num_legs <= MAX_LEGS
 
     @property
+    def ttft_s(self) -> float | None:
+        """From the body to the first token; None: there was none."""
+        return (self.first_token_ns - self.read_ns) / 1e9 if self.first_token_ns else None
+
+    @property
     def first_token_ns(self) -> int:
         """Of the prompt that spoke first; 0 if none has."""
         return min((p.first_token_ns for p in self.prompts if p.first_token_ns), default=0)

@@ -50,6 +50,8 @@ class Ticket:
             )
         )
         """Tokens, prompt and output."""
+        self.patience_s = math.inf
+        """How long it waits for its turn."""
         self.accounted = Served()
         """What its tenant has paid for, and metrics know of."""
 
@@ -63,6 +65,17 @@ class Ticket:
         begun = [prompt for prompt in self.record.prompts if prompt.num_attempts]
         outputs = sum(told.num_tokens for prompt in begun for told in prompt.samples())
         return Served(sum(prompt.num_tokens for prompt in begun), outputs)
+
+    def tpot_s(self) -> float | None:
+        """Of the whole request, now that it has ended: the slowest of its prompts' samples, taken
+        from its first token on. None: no sample had two tokens."""
+        now_ns, found = time.monotonic_ns(), []
+        for prompt in self.record.prompts:
+            longest = max((told.num_tokens for told in prompt.samples()), default=0)
+            if prompt.first_token_ns and longest > 1:
+                took_ns = (prompt.end_ns or now_ns) - prompt.first_token_ns
+                found.append(took_ns / 1e9 / (longest - 1))
+        return max(found, default=None)
 
     @property
     def num_unplaced(self) -> int:

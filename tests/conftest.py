@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long one example takes says more of the machine than of the code.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 _LASTING = ("pytest_timeout", "asyncio_", "_poll_wrapper", "TMonitor", "litellm-logging")
 """Threads of libraries that live as long as the process: pytest's clock, asyncio's default
