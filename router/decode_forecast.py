@@ -8,6 +8,7 @@ batch does not vanish at once.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from router.cost_model import Streams
@@ -18,22 +19,30 @@ class DecodeForecast:
     """Of one worker, as of now."""
 
     num_running: float
-    num_joining: float
-    """Whose prompts are being computed, or wait for that: they come before one that comes now."""
-    context: float
-    """Tokens that a stream attends to, on average."""
     life_s: float
     """How long a stream runs, on average."""
+    joining: tuple[float, ...] = ()
+    """When those come whose prompts are on their way, in seconds from now."""
+    context: float = 0.0
+    """Tokens that a stream attends to, on average."""
 
-    def num_at(self, after_s: float) -> float:
-        """Streams, when so much time has passed and those under way have come, evenly."""
-        if self.life_s <= 0:
-            return self.num_running + self.num_joining
-        lives = max(0.0, after_s) / self.life_s
-        left = math.exp(-lives)
-        come = (1 - left) / lives if lives > 1e-9 else 1.0
-        return self.num_running * left + self.num_joining * come
+    def most_from(self, after_s: float) -> float:
+        """Streams then, or later, when those have come that are on their way by now: whoever joins
+        then will run beside them. A standard deviation is in it: ends are a matter of chance."""
+        return max(num for at_s, num in self._course(after_s) if at_s >= after_s)
 
-    def at(self, after_s: float) -> Streams:
-        num = self.num_at(after_s)
+    def from_then(self, after_s: float) -> Streams:
+        num = self.most_from(after_s)
         return Streams(round(num), round(num * self.context))
+
+    def _course(self, after_s: float) -> Iterator[tuple[float, float]]:
+        """(when, streams) at each coming, and then."""
+        now_s, num = 0.0, self.num_running
+        squares = num  # of the likelihood that each is there
+        comings = sorted([*((at_s, 1) for at_s in self.joining), (max(0.0, after_s), 0)])
+        for at_s, coming in comings:
+            at_s = max(at_s, 0.0)
+            left = math.exp((now_s - at_s) / self.life_s) if self.life_s > 0 else 1.0
+            now_s, num = at_s, num * left + coming
+            squares = squares * left**2 + coming
+            yield now_s, num + math.sqrt(max(0.0, num - squares))

@@ -139,7 +139,7 @@ class Quotes:
     ) -> Quote:
         demand, first = self._demand, prefill.address if prefill is not None else ""
         ttft_s = self._costs.way(first, decode.address).predict((1, raw_s))
-        then = decode.forecast.at(ttft_s) if decode.forecast is not None else decode.streams
+        then = decode.forecast.from_then(ttft_s) if decode.forecast is not None else decode.streams
         joined = Streams(
             then.num + 1,
             then.context + demand.num_tokens + round(demand.num_outputs / 2),

@@ -53,6 +53,13 @@ class Prediction(NamedTuple):
     """How long streams run, where it would be decoded."""
 
 
+class _Coming(NamedTuple):
+    """A prompt that was placed, and whose first token has not come."""
+
+    at_s: float
+    is_over: Callable[[], bool]
+
+
 class Placer:
     """See the module. `clock` in seconds."""
 
@@ -64,6 +71,7 @@ class Placer:
         self._affinity = config.session_affinity
         self._clock = clock
         self._queues: dict[str, PrefillQueue] = {}
+        self._coming: dict[str, list[_Coming]] = {}  # to decode workers, by address
         self._seen: dict[str, int] = {}  # address → states of it that were taken in
         self._kinds: dict[str, bytes] = {}
 
@@ -197,6 +205,8 @@ class Placer:
         def is_over() -> bool:
             return progress.placement is not taken or any(s.first_s for s in progress.samples)
 
+        coming = _Coming(self._clock() + quote.ttft_s, is_over)
+        self._coming.setdefault(quote.decode, []).append(coming)
         queue = self._queue(quote.prefill or quote.decode)
         queue.add(self._clock(), quote.num_to_compute, quote.prefill_s, is_over)
 
@@ -227,10 +237,22 @@ class Placer:
         )
 
     def _forecast(self, worker: Worker, streams: Streams) -> DecodeForecast:
-        num_running = min(streams.num, worker.status.num_running)
-        life_s = self.num_outputs * self.costs.worker(worker.address).step_s(streams)
-        context = streams.context / max(1, streams.num)
-        return DecodeForecast(num_running, streams.num - num_running, context, life_s)
+        now_s, status = self._clock(), worker.status
+        coming = self._coming[worker.address] = [
+            one for one in self._coming.get(worker.address, ()) if not one.is_over()
+        ]
+        ours = [max(0.0, one.at_s - now_s) for one in coming]
+        # Other routers' are taken to come at once: nobody knows.
+        num_others = max(0, status.num_waiting + status.num_awaiting_kv - len(ours))
+        step_s = self.costs.worker(worker.address).step_s(
+            Streams(status.num_running, streams.context)
+        )
+        return DecodeForecast(
+            status.num_running,
+            self.num_outputs * step_s,
+            (*ours, *[0.0] * num_others),
+            streams.context / max(1, streams.num),
+        )
 
     def _room_s(self, worker: Worker, num_tokens: int, streams: Streams) -> float:
         """Until streams that run there have ended and left blocks enough, about."""

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import serving_pb2 as pb
+from router.cost_model import Streams
 from router.decode_forecast import DecodeForecast
 from router.early_rejection import LONGEST_S, Times, judge
 from router.objective import Objective
@@ -58,26 +59,32 @@ def test_it_is_monotone_in_load(
 
 
 def test_a_forecast_lets_streams_end_and_those_under_way_come() -> None:
-    running = DecodeForecast(40, 0, 100, life_s=10)
-    assert running.num_at(0) == 40
-    assert running.num_at(10) == pytest.approx(40 / math.e)
-    coming = DecodeForecast(0, 40, 100, life_s=10)
-    assert coming.num_at(0) == 40  # all of them are before whoever asks
-    assert 20 < coming.num_at(10) < 30
-    assert coming.num_at(1000) < 1
-    assert DecodeForecast(3, 4, 100, life_s=0).num_at(5) == 7
-    streams = DecodeForecast(30, 10, 100, life_s=10).at(5)
-    assert streams.context == pytest.approx(100 * streams.num, abs=100)
+    running = DecodeForecast(40, life_s=10)
+    assert running.most_from(0) == 40
+    p = 1 / math.e
+    assert running.most_from(10) == pytest.approx(40 * p + math.sqrt(40 * p * (1 - p)))
+    coming = DecodeForecast(0, life_s=10, joining=(5.0,) * 40)
+    assert coming.most_from(0) == 40  # whoever comes now will run beside them
+    assert coming.most_from(5) == 40
+    assert coming.most_from(15) == pytest.approx(running.most_from(10))
+    assert DecodeForecast(3, life_s=0, joining=(0.0, 9.0)).most_from(5) == 5
+    assert DecodeForecast(30, 10, context=100).from_then(0) == Streams(30, 3000)
 
 
-@given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 1e3), st.floats(0, 1e3))
-def test_a_forecast_is_bounded_and_falls(
-    running: float, joining: float, life_s: float, after_s: float
+JOINING = st.lists(st.floats(-5, 100), max_size=20).map(tuple)
+
+
+@given(st.integers(0, 100), st.floats(0, 1e3), JOINING, st.floats(0, 200), st.floats(-5, 100))
+def test_a_forecast_is_bounded_falls_and_is_monotone_in_load(
+    running: int, life_s: float, joining: tuple[float, ...], after_s: float, one_more: float
 ) -> None:
-    forecast = DecodeForecast(running, joining, 1, life_s)
-    num = forecast.num_at(after_s)
-    assert -1e-9 <= num <= running + joining + 1e-9
-    assert forecast.num_at(after_s + 1) <= num + 1e-9
+    forecast = DecodeForecast(running, life_s, joining)
+    num = forecast.most_from(after_s)
+    most = running + len(joining)
+    assert 0 <= num <= most + math.sqrt(most) / 2 + 1e-9
+    fuller = DecodeForecast(running + 1, life_s, joining).most_from(after_s)
+    assert fuller >= num - 1e-9
+    assert DecodeForecast(running, life_s, (*joining, one_more)).most_from(after_s) >= num - 1e-9
 
 
 def tell(cluster: FakeCluster, *, queue_ms: int = 0, num_running: int = 0) -> None:
