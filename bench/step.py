@@ -1,12 +1,18 @@
 """`python -m bench.step --model-path FOLDER`: milliseconds of one step of the model, by Numba's
 kernels and by torch's, in turns within one process. Prints the ceiling, a table and a JSON line.
-With `--device cuda`, decode steps on a card; see bench/decode_on_card.py.
+`--neighbours N`: beside N processes that wake every 5 ms for 1.2 ms, as an event loop does. With
+`--device cuda`, decode steps on a card; see bench/decode_on_card.py.
 """
 
 import argparse
 import dataclasses
 import json
+import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +33,27 @@ STEPS = ((1, 256, 1), (4, 256, 1), (8, 256, 1), (1, 0, 128), (1, 1536, 512), (1,
 BOTH: tuple[Kernels, ...] = ("numba", "torch")
 
 
+_NEIGHBOUR = """
+import time
+while True:
+    began = time.perf_counter()
+    while time.perf_counter() - began < 0.0012:
+        pass
+    time.sleep(0.0038)
+"""
+
+
+@contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", _NEIGHBOUR]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def batch_of(num_seqs: int, computed: int, new: int) -> BatchInput:
     blocks = np.random.default_rng(1).permutation(NUM_BLOCKS).reshape(num_seqs, -1)
     token_ids = np.full(new, 17, dtype=np.int64)
@@ -35,13 +62,13 @@ def batch_of(num_seqs: int, computed: int, new: int) -> BatchInput:
 
 
 @torch.inference_mode()
-def best_ms(decoder: Decoder, batch: BatchInput, kv: KVCache, repeats: int) -> float:
+def times_ms(decoder: Decoder, batch: BatchInput, kv: KVCache, repeats: int) -> list[float]:
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
         decoder.forward(batch, kv)
-        times.append(time.perf_counter() - began)
-    return min(times) * 1e3
+        times.append((time.perf_counter() - began) * 1e3)
+    return times
 
 
 def on_card(parser: argparse.ArgumentParser, model_path: Path, context: int) -> None:
@@ -59,6 +86,7 @@ def main() -> None:
     parser.add_argument("--model-path", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--neighbours", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--context", type=int, default=1024, help="tokens so far, with cuda")
     args = parser.parse_args()
@@ -77,13 +105,18 @@ def main() -> None:
     for num_seqs, computed, new in STEPS:
         batch = batch_of(num_seqs, computed, new)
         repeats = args.repeats if new < 512 else 2
-        took = {name: best_ms(each, batch, kv, repeats) for name, each in decoders.items()}
-        words = ", ".join(f"{name} {ms:.1f} ms" for name, ms in took.items())
-        print(f"{num_seqs} x {new} tokens behind {computed}: {words}")
-        figures.append({"seqs": num_seqs, "computed": computed, "new": new, "best_ms": took})
+        with neighbours(args.neighbours):
+            times = {name: times_ms(each, batch, kv, repeats) for name, each in decoders.items()}
+        best = {name: min(each) for name, each in times.items()}
+        median = {name: statistics.median(each) for name, each in times.items()}
+        words = ", ".join(f"{name} {best[name]:.1f} ms ({median[name]:.1f})" for name in times)
+        print(f"{num_seqs} x {new} tokens behind {computed}, best (median): {words}")
+        step = {"seqs": num_seqs, "computed": computed, "new": new}
+        figures.append({**step, "best_ms": best, "median_ms": median})
     for each in decoders.values():
         each.close()
-    print(json.dumps({"bench": "step", "threads": args.threads, "steps": figures}))
+    how = {"threads": args.threads, "neighbours": args.neighbours}
+    print(json.dumps({"bench": "step", **how, "steps": figures}))
 
 
 if __name__ == "__main__":

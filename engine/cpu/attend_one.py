@@ -90,6 +90,26 @@ def attend_one(
 
 
 @kernel
+def ask_for_first(
+    shape: Shape,
+    step: Step,
+    cache: Cache,
+    scratch: Scratch,
+    thread: int,
+    layer: int,
+    window: int,
+    sequence: int,
+    first_head: int,
+    end_head: int,
+) -> None:
+    """What `attend_one` will read first is to come nearer."""
+    offsets, plane = scratch.offsets[thread, 0], 2 * layer * cache.plane
+    count = _find_first(shape, cache, step, sequence, window, plane, offsets)
+    columns = first_head * shape.head_dim, end_head * shape.head_dim
+    _ask_for(cache, offsets, 0, count, columns)
+
+
+@kernel
 def write_one(
     shape: Shape,
     step: Step,

@@ -3,12 +3,12 @@ share the work, project.py, rotate.py, attend_one.py and attend_many.py for the 
 """
 
 from engine.cpu.attend_many import attend_tile, pack, write_tile
-from engine.cpu.attend_one import attend_one, write_one
+from engine.cpu.attend_one import ask_for_first, attend_one, write_one
 from engine.cpu.jit import kernel
 from engine.cpu.layout import Cache, Elements, Floats, Ints, Scratch, Shape, Step, Weights
 from engine.cpu.project import embed, norm, project, project_gated
 from engine.cpu.rotate import rotate_and_write
-from engine.cpu.sync import claim, commit, complete
+from engine.cpu.sync import claim, commit, complete, first_of
 from engine.cpu.tile import PANEL
 
 REGIONS_PER_LAYER = 9
@@ -119,11 +119,12 @@ def _layer(
         counters, region + 1, thread, num_rows, x, panels, base, shape.hidden, num_qkv,
         bias, False, scratch.qkv, product,
     )  # fmt: skip
+    window = weights.windows[layer]
+    _ask_for_keys(counters, shape, step, cache, scratch, thread, layer, window)
     rotate_and_write(
         counters, region + 2, thread, shape, step, cache, scratch, layer, weights.head_norms[layer]
     )
     pack(counters, region + 3, thread, shape, step, cache, scratch, layer)
-    window = weights.windows[layer]
     _attend(counters, region + 4, shape, step, cache, scratch, thread, layer, window)
     project(
         counters, region + 5, thread, num_rows, scratch.attended, panels, base + weights.o_at,
@@ -143,6 +144,35 @@ def _layer(
 
 
 @kernel
+def _heads_together(shape: Shape, step: Step) -> int:
+    """KV heads of a sequence with one new token that are one item."""
+    # All heads of a block lie together: read together, if there are items enough without.
+    return shape.kv_heads if len(step.lone) >= _MANY else 1
+
+
+@kernel
+def _ask_for_keys(
+    counters: Ints,
+    shape: Shape,
+    step: Step,
+    cache: Cache,
+    scratch: Scratch,
+    thread: int,
+    layer: int,
+    window: int,
+) -> None:
+    """Those of the thread's first item in `_attend`; memory has little else to do by then."""
+    num_heads, num_tiles = shape.kv_heads, len(step.tile_items) * shape.kv_heads
+    together = _heads_together(shape, step)
+    items = num_tiles + len(step.lone) * num_heads // together
+    item = first_of(counters, thread, items)
+    if num_tiles <= item < first_of(counters, thread + 1, items):
+        index, first = divmod((item - num_tiles) * together, num_heads)
+        sequence, end = step.lone[index], first + together
+        ask_for_first(shape, step, cache, scratch, thread, layer, window, sequence, first, end)
+
+
+@kernel
 def _attend(
     counters: Ints,
     region: int,
@@ -156,8 +186,7 @@ def _attend(
 ) -> None:
     """Tiles of the sequences with several new tokens first: they take longer."""
     num_heads, num_tiles = shape.kv_heads, len(step.tile_items) * shape.kv_heads
-    # All heads of a block lie together: read together, if there are items enough without.
-    together = num_heads if len(step.lone) >= _MANY else 1
+    together = _heads_together(shape, step)
     items = num_tiles + len(step.lone) * num_heads // together
     item = claim(counters, region, thread, items)
     while item >= 0:

@@ -109,7 +109,7 @@ def _norm_tile(
 @kernel
 def _panels_per_item(num_rows: int, num_panels: int) -> int:
     """An item takes some microseconds at the least."""
-    if num_rows > _FEW_ROWS:
+    if num_rows > _FEW_ROWS or num_panels <= 64:
         return 1
     return _MOST_PANELS if num_panels > 512 else 2
 

@@ -137,14 +137,21 @@ def _done_at(counters: Ints, region: int) -> int:
 
 
 @kernel
+def first_of(counters: Ints, thread: int, items: int) -> int:
+    """Where the range of a thread begins; that of the last thread ends at first_of(threads)."""
+    threads = counters[0]
+    return int((thread * items + threads - 1) // threads)
+
+
+@kernel
 def _take(counters: Ints, done_at: int, thread: int, items: int) -> int:
     """An item nobody has claimed, or -1."""
     threads = counters[0]
     for i in range(threads):
         owner = (thread + i) % threads
-        first = (owner * items + threads - 1) // threads
-        num, at = ((owner + 1) * items + threads - 1) // threads - first, done_at + _LINE
-        at += owner * _LINE
+        first = first_of(counters, owner, items)
+        num = first_of(counters, owner + 1, items) - first
+        at = done_at + (1 + owner) * _LINE
         if load_acquire(counters, at) < num:
             item = fetch_add(counters, at, 1)
             if item < num:

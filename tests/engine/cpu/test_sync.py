@@ -134,11 +134,10 @@ def test_a_step_with_threads_stopped_in_its_regions_is_the_same_bits(
 def _helped_regions(model: PanelModel, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The first layer's, and how many items each has."""
     config, news = model.config, [new for _, new in spans]
-    columns = PANEL * (2 if sum(news) <= 2 * TILE else 1)
     width, kv_width = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
     per_kv = config.num_heads // config.num_kv_heads
     tiles = sum(1 if new == 1 else -(-new * per_kv // TILE) for new in news)
     outs = (width + 2 * kv_width, config.hidden_size, 2 * config.intermediate_size)
-    qkv, hidden, inner = (-(-num_out // columns) for num_out in outs)
+    qkv, hidden, inner = (-(-num_out // PANEL) for num_out in outs)
     attend = tiles * config.num_kv_heads
     return [(2, qkv), (5, attend), (6, hidden), (8, inner), (9, hidden)]
