@@ -1,7 +1,8 @@
 """A process with a fabric over UCX, for tests that need a real peer: one to kill, stop or restart.
 
-`python -m tests.kvfabric.peer_process GENERATION PORT` prints its address, then does what each
-JSON line on stdin says and prints one JSON line for each thing that happens. Ends with stdin.
+`python -m tests.kvfabric.peer_process GENERATION PORT DEADLINE_S` prints its address, then does
+what each JSON line on stdin says and prints one JSON line for each thing that happens. Ends with
+stdin.
 """
 
 import asyncio
@@ -76,13 +77,13 @@ class ProcessSink:
 
 
 class PeerProcess:
-    def __init__(self, generation: int, port: int) -> None:
+    def __init__(self, generation: int, port: int, deadline_s: float) -> None:
         config = make_config(
             f"ucx://127.0.0.1:{port}",
             generation,
-            send_timeout_s=1.0,
-            transfer_timeout_s=1.0,
-            connect_timeout_s=5.0,  # two processes that have just started, on cores that others use
+            send_timeout_s=deadline_s,
+            transfer_timeout_s=deadline_s,
+            connect_timeout_s=deadline_s,
         )
         self.fabric = Fabric(config, memoryview(bytearray(config.staging_nbytes)))
         self._shipping: list[Shipment] = []
@@ -134,7 +135,7 @@ def main() -> None:
     guard = threading.Timer(6 * SECONDS, os._exit, (3,))  # a test that fails must not leave us
     guard.daemon = True
     guard.start()
-    peer = PeerProcess(int(sys.argv[1]), int(sys.argv[2]))
+    peer = PeerProcess(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
     tell(address=peer.fabric.address)
     for line in sys.stdin:
         peer.do(json.loads(line))

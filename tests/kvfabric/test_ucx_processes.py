@@ -17,6 +17,8 @@ import pytest
 from tests.kvfabric.peer_process import digest
 from tests.kvfabric.rig import SECONDS, random_kv
 
+START_S = 60.0
+"""For a process to start, however busy the machine is."""
 PROMPT_S = 0.5
 """Generous for two busy cores; the network itself notices in 10 ms."""
 
@@ -28,11 +30,12 @@ class Child:
         self.process = process
         self.generation = generation
         self._address = ""
+        self._passed_over: list[dict[str, Any]] = []
 
     async def address(self) -> str:
         """Known when the process has started."""
         if not self._address:
-            self._address = (await self.hear("address"))["address"]
+            self._address = (await self.hear("address", within_s=START_S))["address"]
         return self._address
 
     async def port(self) -> int:
@@ -42,15 +45,21 @@ class Child:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command).encode() + b"\n")
 
-    async def hear(self, key: str, value: str | None = None) -> dict[str, Any]:
+    async def hear(
+        self, key: str, value: str | None = None, within_s: float = SECONDS
+    ) -> dict[str, Any]:
         """The next event that has this key (and value)."""
         assert self.process.stdout is not None
         while True:
-            line = await asyncio.wait_for(self.process.stdout.readline(), SECONDS)
+            try:
+                line = await asyncio.wait_for(self.process.stdout.readline(), within_s)
+            except TimeoutError:
+                raise AssertionError(f"no {key!r}, but {self._passed_over[-4:]}") from None
             assert line, "the peer process ended"
             event: dict[str, Any] = json.loads(line)
             if event.get(key) is not None and value in (None, event[key]):
                 return event
+            self._passed_over.append(event)
 
     async def idle(self, endpoints: int) -> dict[str, Any]:
         """Asserts that nothing is held; waits for slots whose operation is just ending."""
@@ -69,9 +78,11 @@ class Child:
 
 
 @asynccontextmanager
-async def child(generation: int, port: int = 0) -> AsyncIterator[Child]:
+async def child(generation: int, port: int = 0, deadline_s: float = 3.0) -> AsyncIterator[Child]:
+    """`deadline_s`: of its fabric; short ones are for tests of deadlines alone."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.kvfabric.peer_process", str(generation), str(port),
+        *(sys.executable, "-m", "tests.kvfabric.peer_process"),
+        *(str(generation), str(port), str(deadline_s)),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     one = Child(process, generation)
@@ -112,7 +123,11 @@ async def begin(prefill: Child, decode: Child, num_tokens: int = 640) -> None:
     """A transfer is under way and will not end by itself: the rest is never computed."""
     ticket = await expect(decode, num_tokens)
     prefill.tell(do="ship", computed=num_tokens // 2, **ticket)
-    await decode.hear("installed")
+    try:
+        await decode.hear("installed")
+    except AssertionError as silence:
+        shipped = await prefill.hear("shipped")
+        raise AssertionError(f"of {shipped} came {silence}") from None
 
 
 async def within_moments(child: Child, key: str, since: float) -> dict[str, Any]:
@@ -166,7 +181,7 @@ async def test_a_killed_receiver_is_noticed_and_its_successor_served() -> None:
 
 @pytest.mark.parametrize("stopped", ["prefill", "decode"])
 async def test_a_stopped_peer_meets_the_deadline(stopped: str) -> None:
-    async with child(1) as prefill, child(2) as decode:
+    async with child(1, deadline_s=1.0) as prefill, child(2, deadline_s=1.0) as decode:
         ticket = await expect(decode, 6400, install_s=0.02)
         prefill.tell(do="ship", computed=6400, **ticket)
         await decode.hear("installed")
