@@ -30,7 +30,7 @@ from typing import Any
 from bench.idle import thread_ms
 from bench.load import one_token_words
 from bench.router_client import Heard, complete
-from bench.router_processes import Fakes, spawn_fakes, spawn_router
+from bench.router_processes import Fakes, free_port, spawn_fakes, spawn_router
 from bench.serving import percentile
 
 MODEL = "fake"
@@ -187,6 +187,7 @@ def main() -> None:
             systems.append(System(name, (port,), pid, workers))
         for peer in args.peer:
             command = [*shlex.split(peer), "--host", "127.0.0.1", "--policy", "round_robin"]
+            command += ["--prometheus-port", str(free_port())]
             command += ["--worker-urls", *(f"http://127.0.0.1:{port}" for port in backends.ports)]
             port, pid = spawn_router(stack, command, "/health", cwd=folder)
             name = Path(shlex.split(peer)[0]).name

@@ -59,7 +59,7 @@ def spawn_router(
     stack: ExitStack, command: list[str], ready_path: str, *, cwd: Path
 ) -> tuple[int, int]:
     """Its port and its process id, when it is ready."""
-    port = _free_port()
+    port = free_port()
     silence = subprocess.DEVNULL
     process = subprocess.Popen(
         [*command, "--port", str(port)], cwd=cwd, stdout=silence, stderr=silence
@@ -88,9 +88,11 @@ def _end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
