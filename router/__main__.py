@@ -7,6 +7,8 @@ from pathlib import Path
 from router.admin_server import NoToken, read_token
 from router.app import build_app
 from router.config import RouterConfig
+from router.cors import BadOrigin, check_origins
+from router.http_tls import BadHttpTLS, HttpTLS
 from router.key_source import KeySource
 from router.keys import BadKeys
 from router.server import RouterServer
@@ -38,9 +40,11 @@ def main() -> None:
     try:
         tokenizer = TextTokenizer.from_folder(Path(config.model_path))
         TLS.from_files(config.tls_cert, config.tls_key, config.tls_ca)  # or say now what is wrong
+        http_tls = HttpTLS.from_files(config.http_tls_cert, config.http_tls_key)
+        check_origins(config.cors_origin)
         read_token(config)
         KeySource.from_config(config)
-    except (UnusableModelFolder, BadTLS, NoToken, BadKeys) as error:
+    except (UnusableModelFolder, BadTLS, BadHttpTLS, BadOrigin, NoToken, BadKeys) as error:
         sys.exit(f"python -m router: {error}")
     # uvicorn hands the signal that ended it on to these: an end that was asked for is a good one.
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -58,6 +62,7 @@ def main() -> None:
         port=config.port,
         grace_s=config.shutdown_grace_s,
         head_timeout_s=config.head_timeout_s,
+        tls=http_tls,
     )
     server.run()
     if not server.started:

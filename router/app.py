@@ -28,6 +28,7 @@ from router.chat_style import ChatStyle
 from router.cluster_api import ClusterWatch, add_cluster
 from router.cluster_reader import ClusterReader
 from router.config import RouterConfig
+from router.cors import add_cors
 from router.dispatch import Dispatcher
 from router.error_answers import add_error_answers
 from router.exchange import Exchange, Reply
@@ -201,6 +202,7 @@ def build_app(
         lifespan=lifespan, title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.add_middleware(Gate)
+    add_cors(app, config.cors_origin)
     app.add_middleware(RequestIds)
     add_error_answers(app)
     _add_completions(app)

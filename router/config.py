@@ -62,6 +62,17 @@ class RouterConfig:
     tls_key: str = flag("", metavar="FILE", help="PEM, its key, without a password")
     tls_ca: str = flag("", metavar="FILE", help="PEM, the authority that signs every process")
 
+    http_tls_cert: str = flag(
+        "", metavar="FILE", help="PEM; with the next: HTTPS for clients, and no HTTP"
+    )
+    http_tls_key: str = flag("", metavar="FILE", help="PEM, its key, without a password")
+    cors_origin: tuple[str, ...] = flag(
+        (),
+        metavar="ORIGINS",
+        help="web pages that may use the endpoint from a browser: https://host,https://host; * is "
+        "all, none is the default",
+    )
+
     admin_port: int = flag(
         0, help="port of the admin API, by which workers join, drain and change roles; 0: none"
     )

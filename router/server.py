@@ -11,6 +11,7 @@ import socket
 import uvicorn
 from fastapi import FastAPI
 
+from router.http_tls import HttpTLS
 from router.request_head import HeadTimeoutConfig
 
 KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, or they race with our close
@@ -18,7 +19,14 @@ KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, or they race w
 
 class RouterServer(uvicorn.Server):
     def __init__(
-        self, app: FastAPI, *, host: str, port: int, grace_s: float, head_timeout_s: float
+        self,
+        app: FastAPI,
+        *,
+        host: str,
+        port: int,
+        grace_s: float,
+        head_timeout_s: float,
+        tls: HttpTLS | None = None,
     ) -> None:
         super().__init__(
             HeadTimeoutConfig(
@@ -26,6 +34,8 @@ class RouterServer(uvicorn.Server):
                 head_timeout_s=head_timeout_s,
                 host=host,
                 port=port,
+                ssl_certfile=tls.certificate if tls is not None else None,
+                ssl_keyfile=tls.key if tls is not None else None,
                 loop="uvloop",
                 lifespan="on",
                 access_log=False,

@@ -1,6 +1,7 @@
 """What the router's tests share: a model folder, configs with short deadlines, leak checks."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from router.app import Router, build_app
+from router.http_tls import HttpTLS
 from router.server import RouterServer
 from router.tokenizer import TextTokenizer
 from tests.router.configs import config_for, tasks_of_router
@@ -68,18 +70,27 @@ def start_router(tokenizer: TextTokenizer) -> StartRouter:
     Afterwards nothing of any request is left, in the router or on the workers."""
 
     @asynccontextmanager
-    async def start(cluster: FakeCluster, **changes: object) -> AsyncIterator[RunningRouter]:
+    async def start(
+        cluster: FakeCluster, tls: tuple[HttpTLS, ssl.SSLContext] | None = None, **changes: object
+    ) -> AsyncIterator[RunningRouter]:
         registry = CollectorRegistry()
         config = config_for(cluster, **changes)
         app = build_app(config, tokenizer, registry)
         server = RouterServer(
-            app, host="127.0.0.1", port=0, grace_s=0.3, head_timeout_s=config.head_timeout_s
+            app,
+            host="127.0.0.1",
+            port=0,
+            grace_s=0.3,
+            head_timeout_s=config.head_timeout_s,
+            tls=tls[0] if tls is not None else None,
         )
         serving = asyncio.create_task(server.serve())
         await until(lambda: server.started)
-        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        port = server.servers[0].sockets[0].getsockname()[1]
+        url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+        verify = True if tls is None else tls[1]
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+            async with httpx.AsyncClient(base_url=url, timeout=10, verify=verify) as http:
                 running = RunningRouter(http, url, app.state.router, registry, server)
                 if any(worker.server for worker in cluster.workers):
                     await until(lambda: bool(running.router.workers.max_model_len))
