@@ -20,6 +20,7 @@ from tests.e2e.cluster import Cluster, WorkerProcess
 
 PROMPTS = tuple(f"Tell me of {what}, and take your time." for what in ("rivers", "the sea"))
 LOGPROB_TOLERANCE = 1e-4
+NUM_TOKENS = 120
 
 Case = tuple[str, str]
 """Kind and prompt."""
@@ -45,10 +46,28 @@ class Outcomes:
 
 
 async def undisturbed(client: httpx.AsyncClient, num_tokens: int) -> dict[Case, Answer]:
-    return {
-        (kind, prompt): await ask(client, KINDS[kind], prompt, num_tokens, Answer())
-        for kind, prompt in CASES
-    }
+    """All at once: in float32 an answer is the same whatever runs beside it."""
+    answers = await asyncio.gather(
+        *(ask(client, KINDS[kind], prompt, num_tokens, Answer()) for kind, prompt in CASES)
+    )
+    return dict(zip(CASES, answers, strict=True))
+
+
+async def storm(
+    cluster: Cluster, admin: Admin, chaos: "Chaos", *, seconds: float, num_clients: int
+) -> Outcomes:
+    """Steady load of requests of every kind while `chaos` happens to the workers."""
+    outcomes = Outcomes()
+    async with httpx.AsyncClient(base_url=cluster.routers[0].url, timeout=120) as client:
+        expected = await undisturbed(client, NUM_TOKENS)
+        assert all(answer.status == 200 for answer in expected.values())
+        end = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as group:
+            group.create_task(chaos.until(end))
+            for i in range(num_clients):
+                load = ask_until(end, random.Random(i), client, expected, NUM_TOKENS, outcomes)
+                group.create_task(load)
+    return outcomes
 
 
 async def ask_until(
@@ -76,20 +95,32 @@ async def ask_until(
 class Chaos:
     """What happens to workers. Each comes to an end with the worker as it was before."""
 
-    def __init__(self, cluster: Cluster, admin: Admin, draw: random.Random, joins: bool) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        admin: Admin,
+        draw: random.Random,
+        *,
+        joins: bool = True,
+        pause_s: tuple[float, float] = (1.0, 4.0),
+        freeze_s: float = 6.0,
+    ) -> None:
+        """`pause_s`: between two events, at least and at most. `freeze_s`: at most."""
         self.happened: Counter[str] = Counter()
+        self._pause_s = pause_s
+        self._freeze_s = freeze_s
         self._cluster = cluster
         self._admin = admin
         self._draw = draw
         self._joins = joins
         self._busy: set[str] = set()
 
-    async def until(self, end: float, pause_s: tuple[float, float]) -> None:
+    async def until(self, end: float) -> None:
         """Something every few seconds, also while something else is going on elsewhere."""
         async with asyncio.TaskGroup() as group:
             while time.monotonic() < end:
                 group.create_task(self._something())
-                await asyncio.sleep(self._draw.uniform(*pause_s))
+                await asyncio.sleep(self._draw.uniform(*self._pause_s))
 
     async def _something(self) -> None:
         free = [one for one in self._cluster.workers if one.name not in self._busy]
@@ -117,7 +148,7 @@ class Chaos:
 
     async def _freeze(self, worker: WorkerProcess) -> None:
         worker.freeze()
-        await asyncio.sleep(self._draw.uniform(0.2, 6.0))
+        await asyncio.sleep(self._draw.uniform(0.2, self._freeze_s))
         worker.thaw()
         await asyncio.to_thread(worker.wait_ready)
 

@@ -113,6 +113,7 @@ class RouterProcess(ClusterProcess):
     ) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
+        self.admin_url = f"http://127.0.0.1:{flags.get('admin_port', 0)}"
         command = [
             *(sys.executable, "-m", "router", "--port", str(port)),
             *("--prefill", ",".join(worker.grpc_address for worker in prefill)),

@@ -7,7 +7,8 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.harmed import HarmedCluster
-from tests.e2e.slow_relay import CHUNK, INACTIVITY_S, POOL_BLOCKS
+from tests.e2e.slow_relay import ADMIN_TOKEN, CHUNK, INACTIVITY_S, POOL_BLOCKS
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,14 @@ def slow_relay(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     try:
         for index, role in enumerate(("prefill", "decode", "prefill", "decode")):
             cluster.worker(role, cores=index % 2, token_budget=CHUNK if role == "prefill" else 512)
-        cluster.router(inactivity_s=INACTIVITY_S, status_interval_s=0.1)
+        token_file = cluster.run_dir / "admin-token"
+        token_file.write_text(ADMIN_TOKEN)
+        cluster.router(
+            inactivity_s=INACTIVITY_S,
+            status_interval_s=0.1,
+            admin_port=free_port(),
+            admin_token_file=token_file,
+        )
         cluster.wait_ready()
         yield cluster
     finally:

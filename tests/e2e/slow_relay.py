@@ -14,6 +14,7 @@ NUM_PROMPT = 1200
 NUM_OUTPUTS = 120
 INACTIVITY_S = 2.5
 POOL_BLOCKS = 200
+ADMIN_TOKEN = "relay"
 CHUNK = 4
 """Tokens of a prefill step: so few that a prompt takes hundreds of steps."""
 

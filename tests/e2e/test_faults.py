@@ -3,14 +3,18 @@ or connection.
 """
 
 import asyncio
+import random
 from collections.abc import Callable
 
 import httpx
 import pytest
 
+from deploy.admin import Admin
 from tests.e2e.answers import KINDS, Answer, ask
+from tests.e2e.chaos import Chaos, storm
 from tests.e2e.cluster import MODEL_NAME, Cluster, RouterProcess, WorkerProcess
 from tests.e2e.slow_relay import (
+    ADMIN_TOKEN,
     NUM_OUTPUTS,
     first,
     is_decoding,
@@ -246,3 +250,15 @@ async def test_pools_momentarily_full(cluster: Cluster) -> None:
     async with relay_client(cluster) as client:
         answers = await asyncio.gather(*(client.generate(prompt, 8) for prompt in prompts))
     assert answers == expected
+
+
+async def test_a_short_storm_breaks_no_stream(cluster: Cluster) -> None:
+    """As tests/e2e/test_chaos.py, for seconds."""
+    with Admin(cluster.routers[0].admin_url, ADMIN_TOKEN) as admin:
+        chaos = Chaos(
+            *(cluster, admin, random.Random(11)), joins=False, pause_s=(0.3, 1.2), freeze_s=3.0
+        )
+        outcomes = await storm(cluster, admin, chaos, seconds=8.0, num_clients=4)
+    assert not outcomes.wrong, "\n".join(outcomes.wrong[:5])
+    assert len(chaos.happened) >= 3, chaos.happened
+    assert sum(outcomes.answered.values()) >= 4
