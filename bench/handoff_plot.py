@@ -7,14 +7,17 @@ what its stages took, and the exposed handoff; milliseconds over tokens, both lo
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 WIDTH, HEIGHT, PANELS_A_ROW = 420, 320, 2
 LEFT, RIGHT, TOP, BOTTOM = 52, 92, 40, 40  # margins of a panel; curves are named on the right
 
-CURVES: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+Curves = Mapping[str, tuple[str, Callable[[dict[str, Any]], float]]]
+"""Color and value of each, by name."""
+
+CURVES: Curves = {
     "full transfer": ("#222222", lambda row: row["full_transfer_ms"]),
     "pack": ("#1b7837", lambda row: row["stages_ms"]["pack"]),
     "ship": ("#2166ac", lambda row: row["stages_ms"]["ship"]),
@@ -39,8 +42,10 @@ class Scale:
         return [10.0**power for power in range(math.ceil(self._low - 1e-9), end + 1)]
 
 
-def panel(title: str, rows: Sequence[dict[str, Any]], left: int, top: int) -> list[str]:
-    ms = [max(value(row), 0.01) for _, value in CURVES.values() for row in rows]
+def panel(
+    title: str, rows: Sequence[dict[str, Any]], left: int, top: int, curves: Curves = CURVES
+) -> list[str]:
+    ms = [max(value(row), 0.01) for _, value in curves.values() for row in rows]
     tokens = [row["tokens"] for row in rows]
     bottom, right = top + HEIGHT - BOTTOM, left + WIDTH - RIGHT
     x = Scale(tokens, left + LEFT, WIDTH - LEFT - RIGHT)
@@ -52,7 +57,7 @@ def panel(title: str, rows: Sequence[dict[str, Any]], left: int, top: int) -> li
         drawn.append(_line(left + LEFT, y(value), right, y(value), "#dddddd"))
         drawn.append(_text(left + LEFT - 6, y(value) + 4, f"{value:g} ms", anchor="end"))
     ends = []
-    for name, (color, of) in CURVES.items():
+    for name, (color, of) in curves.items():
         points = [(x(row["tokens"]), y(max(of(row), 0.01))) for row in rows]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         drawn.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
@@ -89,12 +94,25 @@ def title_of(told: dict[str, Any]) -> str:
 
 def draw(lines: Sequence[dict[str, Any]]) -> str:
     """An SVG of one panel a line."""
+
+    def one(told: dict[str, Any]) -> Panel:
+        rows = sorted(told["rows"], key=lambda row: row["tokens"])
+        return lambda left, top: panel(title_of(told), rows, left, top)
+
+    return document([one(told) for told in lines])
+
+
+Panel = Callable[[int, int], list[str]]
+"""What is drawn, from a left and a top on."""
+
+
+def document(panels: Sequence[Panel]) -> str:
+    """An SVG."""
     drawn = []
-    for i, told in enumerate(lines):
+    for i, panel_at in enumerate(panels):
         row, column = divmod(i, PANELS_A_ROW)
-        rows = sorted(told["rows"], key=lambda one: one["tokens"])
-        drawn += panel(title_of(told), rows, column * WIDTH, row * HEIGHT)
-    width, height = WIDTH * PANELS_A_ROW, HEIGHT * math.ceil(len(lines) / PANELS_A_ROW)
+        drawn += panel_at(column * WIDTH, row * HEIGHT)
+    width, height = WIDTH * PANELS_A_ROW, HEIGHT * math.ceil(len(panels) / PANELS_A_ROW)
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
     return "\n".join((head, '<rect width="100%" height="100%" fill="white"/>', *drawn, "</svg>\n"))
