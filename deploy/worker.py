@@ -189,7 +189,7 @@ async def _serve(
         duty.assign((), max(0.0, config.drain_grace_s - SENDING_AWAY_S))
         states.stop()
 
-    testing = asyncio.create_task(_test_fabric(fabric, config.fabric_floor, registry))
+    testing = asyncio.create_task(_test_fabric(fabric, config.fabric_floor, status, registry))
     with MetricsServer(registry, host=config.host, port=config.metrics_port) as metrics:
         logger.info("metrics", host=config.host, port=metrics.port, fabric=fabric.address)
         await serve(
@@ -204,9 +204,12 @@ async def _serve(
     await asyncio.wait({testing})
 
 
-async def _test_fabric(fabric: Fabric, floor: int, registry: CollectorRegistry) -> None:
+async def _test_fabric(
+    fabric: Fabric, floor: int, status: WorkerStatus, registry: CollectorRegistry
+) -> None:
     """Beside the first requests, if there are any: a worker does not wait for it."""
     if floor and (outcome := await self_test.run(fabric, floor)):
+        status.shipped(outcome.nbytes_per_s)
         Gauge(
             "baton_fabric_self_test_bytes_per_second",
             "What the fabric's self-test at the start has shipped within this host.",

@@ -37,6 +37,10 @@ class WorkerStatus:
             step_slo_ms=round(engine.config.tpot_slo_ms or 0),
         )
 
+    def shipped(self, nbytes_per_s: float) -> None:
+        """The fabric's self-test has found this."""
+        self._facts.fabric_bytes_per_s = round(nbytes_per_s)
+
     @property
     def generation(self) -> int:
         return self._facts.generation

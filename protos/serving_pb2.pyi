@@ -1278,6 +1278,7 @@ class WorkerStatus(_message.Message):
     SERVES_FIELD_NUMBER: _builtins.int
     QUEUE_AGEING_FIELD_NUMBER: _builtins.int
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
+    FABRIC_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     STEP_SLO_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     role: Global___Role.ValueType
@@ -1317,6 +1318,8 @@ class WorkerStatus(_message.Message):
     """0: first come first served
     sequences computed at a time
     """
+    fabric_bytes_per_s: _builtins.int
+    """that its self-test was shipped within its host; 0: not known"""
     step_slo_ms: _builtins.int
     """steps with streams compute no more of prompts; 0: as they like"""
     @_builtins.property
@@ -1356,11 +1359,12 @@ class WorkerStatus(_message.Message):
         serves: _abc.Iterable[Global___Role.ValueType] | None = ...,
         queue_ageing: _builtins.float = ...,
         max_num_seqs: _builtins.int = ...,
+        fabric_bytes_per_s: _builtins.int = ...,
         step_slo_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "fabric", b"fabric"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "draining", b"draining", "fabric", b"fabric", "fingerprint", b"fingerprint", "generation", b"generation", "kv_token_nbytes", b"kv_token_nbytes", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "max_queue_ms", b"max_queue_ms", "model", b"model", "monotonic_ns", b"monotonic_ns", "name", b"name", "num_awaiting_kv", b"num_awaiting_kv", "num_blocks", b"num_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "queue_ageing", b"queue_ageing", "queue_ms", b"queue_ms", "role", b"role", "serves", b"serves", "step_slo_ms", b"step_slo_ms", "token_budget", b"token_budget"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "draining", b"draining", "fabric", b"fabric", "fabric_bytes_per_s", b"fabric_bytes_per_s", "fingerprint", b"fingerprint", "generation", b"generation", "kv_token_nbytes", b"kv_token_nbytes", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "max_queue_ms", b"max_queue_ms", "model", b"model", "monotonic_ns", b"monotonic_ns", "name", b"name", "num_awaiting_kv", b"num_awaiting_kv", "num_blocks", b"num_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "queue_ageing", b"queue_ageing", "queue_ms", b"queue_ms", "role", b"role", "serves", b"serves", "step_slo_ms", b"step_slo_ms", "token_budget", b"token_budget"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ TILE_TOKENS = 32
 """Chunks beside streams are so many tokens, or a multiple."""
 
 LINK_PRIOR = (2e-3, 1e-9)
-"""Seconds, and seconds a byte: 1 GB/s."""
+"""Seconds, and seconds a byte: 1 GB/s, where the decode worker has not measured its own."""
 WAY_PRIOR = (2e-3, 1.0)
 """Seconds, and seconds for each that was predicted."""
 
@@ -114,6 +114,7 @@ class CostModel:
     links: dict[tuple[str, str], OnlineFit] = field(default_factory=dict)
     ways: dict[tuple[str, str], OnlineFit] = field(default_factory=dict)
     """Of (prefill worker or nothing, decode worker)."""
+    _link_priors: dict[str, tuple[float, float]] = field(default_factory=dict)
     kind_of: Callable[[str], bytes] = lambda address: b""
     """Workers of one kind compute alike, as far as is not known better."""
 
@@ -121,7 +122,17 @@ class CostModel:
         return self.workers.setdefault(address, WorkerCost())
 
     def link(self, prefill: str, decode: str) -> OnlineFit:
-        return self.links.setdefault((prefill, decode), OnlineFit(2, LINK_PRIOR))
+        prior = self._link_priors.get(decode, LINK_PRIOR)
+        return self.links.setdefault((prefill, decode), OnlineFit(2, prior))
+
+    def told_link(self, decode: str, nbytes_per_s: float) -> None:
+        """What the worker's own test of its fabric has found: links to it begin with that."""
+        if nbytes_per_s <= 0:
+            return
+        prior = self._link_priors[decode] = (LINK_PRIOR[0], 1 / nbytes_per_s)
+        for (_, to), link in self.links.items():
+            if to == decode:
+                link.set_prior(prior)
 
     def way(self, prefill: str, decode: str) -> OnlineFit:
         return self.ways.setdefault((prefill, decode), OnlineFit(2, WAY_PRIOR))

@@ -195,6 +195,7 @@ class Placer:
         if self._seen.get(worker.address) != worker.num_refreshes:
             self._seen[worker.address] = worker.num_refreshes
             steps = worker.steps
+            self.costs.told_link(worker.address, worker.status.fabric_bytes_per_s)
             self.costs.worker(worker.address).told(
                 steps.weights, steps.work, steps.seconds, knows_prefill=steps.knows_prefill
             )

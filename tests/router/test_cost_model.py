@@ -135,3 +135,18 @@ def test_a_link_is_a_line_over_bytes() -> None:
         costs.link("p", "d").learn((1, nbytes), 5e-3 + nbytes * 4e-9)
     assert costs.link("p", "d").predict((1, 5 * 10**7)) == pytest.approx(0.205, rel=0.05)
     assert costs.link("p", "e").predict((1, 10**9)) == pytest.approx(LINK_PRIOR[0] + 1)
+
+
+def test_a_link_begins_with_what_the_fabric_was_found_to_do() -> None:
+    costs = CostModel()
+    before = costs.link("p", "d")
+    costs.told_link("d", 0)
+    assert before.predict((1, 10**9)) == pytest.approx(LINK_PRIOR[0] + 1)
+    costs.told_link("d", 4e9)
+    for link in (before, costs.link("q", "d")):
+        assert link.predict((1, 10**9)) == pytest.approx(LINK_PRIOR[0] + 0.25)
+    assert costs.link("p", "e").predict((1, 10**9)) == pytest.approx(LINK_PRIOR[0] + 1)
+    for _ in range(60):
+        before.learn((1, 10**8), 0.08)
+        costs.told_link("d", 4e9)  # each state says it again
+    assert before.predict((1, 10**8)) == pytest.approx(0.08, rel=0.1)

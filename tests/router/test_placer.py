@@ -160,6 +160,8 @@ async def test_requests_of_a_session_stay_together(
         # Hard: a hiccup of a call here takes longer than computing these prompts would.
         flags = {"prefill_at": "remote", "session_affinity": "hard"}
         async with start_router(cluster, **flags) as running:
+            everyone = running.router.workers.everyone
+            await until(lambda: all(worker.is_ready for worker in everyone))
             for session in ("ann", "ben", "cid"):
                 before = [len(fake.requests) for fake in cluster.prefills]
                 for _ in range(5):
