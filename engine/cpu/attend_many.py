@@ -8,6 +8,8 @@
    (FlashAttention-2: Dao, 2023). Weights are rounded to the model's dtype for their product.
 """
 
+import math
+
 import numpy as np
 
 from engine.cpu.jit import kernel
@@ -16,7 +18,8 @@ from engine.cpu.simd import (
     LANES,
     add,
     any_above,
-    exp,
+    exp2,
+    fma,
     load,
     max_lanes,
     maximum,
@@ -26,9 +29,12 @@ from engine.cpu.simd import (
     store_columns,
     sub,
     sum_lanes,
+    zeros,
 )
 from engine.cpu.sync import claim_alone, complete
 from engine.cpu.tile import PANEL, TILE, add_weighted, height_of, multiply
+
+_LOG2_E = math.log2(math.e)
 
 
 @kernel
@@ -163,21 +169,24 @@ def _weigh(
     weights: Elements,
     sums: Floats,
 ) -> None:
-    """Scores of a row become weights; under a new peak, all before them shrinks."""
-    scale, lanes = splat(shape.scale), splat(peaks[row])
+    """Scores of a row become weights; under a new peak, all before them shrinks. Peaks are in
+    powers of 2, so that an exponential has one step less."""
+    scale, lanes = splat(shape.scale * _LOG2_E), splat(peaks[row])
     at, other = row * PANEL, (TILE + row) * PANEL
-    a, b = mul(load(scores, at), scale), mul(load(scores, at + LANES), scale)
-    c, d = mul(load(scores, other), scale), mul(load(scores, other + LANES), scale)
-    highest = maximum(maximum(a, b), maximum(c, d))
+    a, b = load(scores, at), load(scores, at + LANES)
+    c, d = load(scores, other), load(scores, other + LANES)
+    highest = mul(maximum(maximum(a, b), maximum(c, d)), scale)
     if any_above(highest, lanes):
         peak = max_lanes(highest)
         lanes = splat(peak)
-        shrink = exp(sub(splat(peaks[row]), lanes))
+        shrink = exp2(sub(splat(peaks[row]), lanes))
         peaks[row] = peak
         store(totals, row * LANES, mul(load(totals, row * LANES), shrink))
         for i in range(row * shape.head_dim, (row + 1) * shape.head_dim, LANES):
             store(sums, i, mul(load(sums, i), shrink))
-    a, b, c, d = exp(sub(a, lanes)), exp(sub(b, lanes)), exp(sub(c, lanes)), exp(sub(d, lanes))
+    below = sub(zeros(), lanes)
+    a, b = exp2(fma(a, scale, below)), exp2(fma(b, scale, below))
+    c, d = exp2(fma(c, scale, below)), exp2(fma(d, scale, below))
     total = add(add(a, b), add(c, d))
     store(totals, row * LANES, add(load(totals, row * LANES), total))
     store(weights, row * KEYS, a)

@@ -20,6 +20,12 @@ def _exponentials(x: Floats, out: Floats) -> None:
         simd.store(out, i, simd.exp(simd.load(x, i)))
 
 
+@kernel
+def _powers(x: Floats, out: Floats) -> None:
+    for i in range(0, len(x), simd.LANES):
+        simd.store(out, i, simd.exp2(simd.load(x, i)))
+
+
 def product_error() -> float:
     """The largest difference between our product of bfloat16 and torch's in float32."""
     generator = torch.Generator().manual_seed(1)
@@ -41,13 +47,25 @@ def exp_error() -> float:
     return float((np.abs(out - expected) / expected).max())
 
 
+def exp2_error() -> float:
+    """Relative, largest from -124 to 0: what a softmax asks for."""
+    x = np.linspace(-124, 0, 1024, dtype=np.float32)
+    out = np.empty_like(x)
+    _powers(x, out)
+    expected = np.exp2(x.astype(np.float64))
+    return float((np.abs(out - expected) / expected).max())
+
+
 def zeros() -> list[float]:
     x = np.array([-np.inf, -1e30, -105, 0, *[0] * 12], dtype=np.float32)
-    out = np.empty_like(x)
+    out, powers = np.empty_like(x), np.empty_like(x)
     _exponentials(x, out)
-    return [float(value) for value in out[:4]]
+    x[2] = -155
+    _powers(x, powers)
+    return [float(value) for value in (*out[:4], *powers[:4])]
 
 
 if __name__ == "__main__":
-    found = {"product": product_error(), "exp": exp_error(), "zeros": zeros()}
+    found: dict[str, object] = {"product": product_error(), "exp": exp_error()}
+    found |= {"exp2": exp2_error(), "zeros": zeros()}
     sys.stdout.write(json.dumps(found))

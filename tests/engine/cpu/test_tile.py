@@ -83,6 +83,22 @@ def test_exp() -> None:
 
 
 @kernel
+def _powers(x: Floats, out: Floats) -> None:
+    for i in range(0, len(x), simd.LANES):
+        simd.store(out, i, simd.exp2(simd.load(x, i)))
+
+
+def test_exp2() -> None:
+    x = np.linspace(-124, 120, 4096, dtype=np.float32)
+    out = np.empty_like(x)
+    _powers(x, out)
+    np.testing.assert_allclose(out, np.exp2(x.astype(np.float64)), rtol=4e-7)
+    edges = np.array([-np.inf, -1e30, -155, 0, *[0] * 12], dtype=np.float32)
+    _powers(edges, out)
+    assert out[:4].tolist() == [0, 0, 0, 1]
+
+
+@kernel
 def _reductions(x: Floats, out: Floats) -> None:
     out[0] = simd.sum_lanes(simd.load(x, 0))
     out[1] = simd.max_lanes(simd.load(x, 0))
