@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 """A browser is a lot for a machine that runs other tests beside it."""
 expect.set_options(timeout=PATIENCE_MS)
 

@@ -141,22 +141,25 @@ class Answer {
   #firstMs = null;
 
   constructor(onExplain) {
+    this.thoughts = h("p", { class: "answer-thoughts" });
     this.body = h("p", { class: "answer-text" });
     this.note = h("p", { class: "answer-note" }, "Waiting for the first token…");
     this.more = h("div", { class: "answer-more" });
     this.element = h("article", { class: "said assistant", "aria-busy": "true" },
-      h("h3", { class: "hidden" }, "Answer"), this.body, this.note, this.more);
+      h("h3", { class: "hidden" }, "Answer"), this.thoughts, this.body, this.note, this.more);
     this.onExplain = onExplain;
   }
 
   take(chunk, atMs) {
     if (chunk.error) throw new ApiError(chunk.error.status ?? 0, chunk.error.message, chunk.error.code);
-    const text = chunk.choices[0]?.delta?.content;
-    if (!text) return;
+    const { content: text, reasoning_content: thought } = chunk.choices[0]?.delta ?? {};
+    if (!text && !thought) return;
     if (this.#firstMs === null) {
       this.#firstMs = atMs;
       setText(this.note, `First token after ${ms(atMs)}, as this page saw it`);
     }
+    if (thought) this.thoughts.append(thought);
+    if (!text) return;
     this.text += text;
     this.body.append(text);
   }

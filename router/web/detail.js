@@ -41,8 +41,7 @@ export class Detail {
       if (this.#id === id) this.#body.replaceChildren(...explained(told));
       return told.state;
     } catch (error) {
-      const text = error instanceof ApiError ? error.message : "The router does not answer.";
-      if (this.#id === id) this.#body.replaceChildren(h("p", { class: "notice bad" }, text));
+      if (this.#id === id) this.#body.replaceChildren(h("p", { class: "notice bad" }, reason(error)));
       return "unknown";
     }
   }
@@ -57,18 +56,24 @@ function explained(told) {
     told.clock_error_ms ? h("p", { class: "aside" }, `Times of workers are off by ${ms(told.clock_error_ms)} at most.`) : null,
     ...told.prompts.flatMap((prompt) => prompt.attempts.map((attempt) => attemptElement(prompt, attempt, told.prompts.length > 1))),
     h("p", { class: "links" },
-      h("button", { type: "button", class: "ghost", onclick: () => download(told.id) }, "Download a Perfetto trace"),
+      h("button", { type: "button", class: "ghost", onclick: (event) => download(told.id, event.target) }, "Download a Perfetto trace"),
       h("code", {}, told.id)),
   ].filter(Boolean);
 }
 
 // By a call instead of a link: a link carries no API key.
-async function download(id) {
-  const response = await call(`/v1/requests/${id}?format=perfetto`);
-  const url = URL.createObjectURL(await response.blob());
-  h("a", { href: url, download: `baton-${shortId(id)}.json` }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 1000);
+async function download(id, button) {
+  try {
+    const response = await call(`/v1/requests/${id}?format=perfetto`);
+    const url = URL.createObjectURL(await response.blob());
+    h("a", { href: url, download: `baton-${shortId(id)}.json` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  } catch (error) {
+    button.after(h("p", { class: "notice bad", role: "alert" }, reason(error)));
+  }
 }
+
+const reason = (error) => (error instanceof ApiError ? error.message : "The router does not answer.");
 
 export function factList(found) {
   return h("dl", { class: "figures" }, found.map(([label, value]) =>

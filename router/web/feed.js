@@ -67,7 +67,7 @@ export class Feed extends EventTarget {
       this.#say("away", "The router has ended the connection.");
     } catch (error) {
       if (error instanceof ApiError) this.#say(stateOf(error), error.message);
-      else this.#say("away", "The router does not answer.");
+      else if (!document.hidden) this.#say("away", "The router does not answer.");
     } finally {
       clearTimeout(silence);
     }
