@@ -9,6 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
+from pydantic_core import from_json
+
 from router.message_schemas import ChatMessage, ToolCallMessage
 from router.parsers import hermes
 from router.tool_schemas import Tool
@@ -65,8 +67,8 @@ def _call(call: ToolCallMessage, id_chars: int) -> ToolCall:
 def _arguments(text: str) -> dict[str, object] | str:
     """As they stand, if they are no object: what was cut off comes back too."""
     try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        value = from_json(text or "{}")  # no half of a surrogate pair, no depth without end
+    except ValueError:
         return text
     return value if isinstance(value, dict) else text
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 from router.chat_messages import template_messages, written_out
 from router.errors import BadRequest
-from router.message_schemas import ChatMessage
 from router.parsers import llama, mistral, reasoning
 from router.parsers.output import OutputParser
 from router.parsers.reasoning import ReasoningParser
@@ -31,6 +30,9 @@ log = get_logger()
 
 ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningStyle = Literal["auto", "none", "qwen3", "deepseek_r1"]
+
+_HERE = "\0here\0"
+"""Put behind the last message, to find its end in what a template makes of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,8 @@ class ChatStyle:
     def prompt(self, body: ChatBody, use: ToolUse | None) -> ChatPrompt:
         """Raises BadRequest, as the template says."""
         text = self.render(body, use)
-        is_thinking = self.thinks and (
-            self._always_thinks or text.rstrip().endswith(reasoning.OPEN)
-        )
+        always = self._always_thinks and not body.continue_final_message
+        is_thinking = self.thinks and (always or text.rstrip().endswith(reasoning.OPEN))
         # Templates write special tokens out; only who says so gets them twice.
         encode = self._tokenizer.encode if body.add_special_tokens else self._tokenizer.encode_bare
         return ChatPrompt(encode(text), is_thinking)
@@ -86,6 +87,8 @@ class ChatStyle:
     def render(self, body: ChatBody, use: ToolUse | None) -> str:
         template = self._tokenizer.template
         messages = template_messages(body.messages, self.format.id_chars if self.format else 24)
+        if body.continue_final_message:
+            messages[-1]["content"] += _HERE
         shown = use.shown if use is not None else ()
         if not self._knows_tools:
             messages = written_out(messages, shown)
@@ -97,7 +100,7 @@ class ChatStyle:
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             variables={**self._of_effort(body.reasoning_effort), **body.chat_template_kwargs},
         )
-        return _until_final(text, body.messages[-1]) if body.continue_final_message else text
+        return _until_here(text) if body.continue_final_message else text
 
     def _of_effort(self, effort: str | None) -> dict[str, object]:
         """What the template calls it."""
@@ -140,15 +143,14 @@ class ChatStyle:
         return frozenset(token_id for token_id in ids if token_id is not None)
 
 
-def _until_final(text: str, final: ChatMessage) -> str:
-    """Open for the rest of the last message: templates may trim it."""
-    for told in (final.text, final.text.strip()):
-        if told and (begin := text.rfind(told)) >= 0:
-            return text[: begin + len(told)]
-    raise BadRequest(
-        "'continue_final_message' needs a last message with text that the chat template shows.",
-        param="continue_final_message",
-    )
+def _until_here(text: str) -> str:
+    before, mark, _ = text.rpartition(_HERE)
+    if not mark:
+        raise BadRequest(
+            "'continue_final_message' needs a last message that the chat template shows.",
+            param="continue_final_message",
+        )
+    return before
 
 
 def _format(

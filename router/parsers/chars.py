@@ -8,11 +8,12 @@ bounded number of times: no text makes it slow.
 Its methods take the character where they begin and return the one behind what they took.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import suppress
 from typing import TypeVar
+
+from pydantic_core import from_json
 
 from router.parsers.events import CallArguments, CallBegin, Event, Text, merged
 
@@ -94,7 +95,7 @@ class CharParser(ABC):
                 break
             is_escaped = char == "\\" and not is_escaped
         try:
-            value = json.loads(raw)
+            value = from_json(raw)
         except ValueError as error:
             raise NotACall from error
         char = yield from self._next()
@@ -245,9 +246,9 @@ class Balance:
 def _as_object(raw: str) -> str:
     """Arguments that did not come as an object: none, or one in a string; else as they stand."""
     try:
-        value = json.loads(raw)
-        if isinstance(value, str) and isinstance(json.loads(value), dict):
+        value = from_json(raw)
+        if isinstance(value, str) and isinstance(from_json(value), dict):
             return value
-    except (ValueError, RecursionError):
+    except ValueError:
         return raw
     return NO_ARGUMENTS if value is None or value == "" else raw

@@ -94,12 +94,25 @@ def test_ids_have_the_length_that_mistral_wants(folder: Path) -> None:
     assert len(first) == 9
 
 
-def test_arguments_that_were_cut_off_come_back_as_they_were(folder: Path) -> None:
+@pytest.mark.parametrize("cut", ['{"a": ', '{"a": "\\ud800"}', "[" * 9000, "5"])
+def test_arguments_that_are_no_object_come_back_as_they_were(folder: Path, cut: str) -> None:
     source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}{{ tools }}"
-    function = {"name": "f", "arguments": '{"a": '}
+    function = {"name": "f", "arguments": cut}
     call = {"id": "c", "type": "function", "function": function}
     asked = body(messages=[{"role": "assistant", "tool_calls": [call]}])
     assert style(folder, source).render(asked, None) == f"{json.dumps(function['arguments'])}None"
+
+
+def test_a_final_message_is_found_whatever_it_says(folder: Path) -> None:
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}assistant"
+    for said in ("e", "", "nd|>", "It is "):
+        last = {"role": "assistant", "content": said}
+        asked = body(messages=[*body().model_dump()["messages"], last], continue_final_message=True)
+        told = style(folder, source, reasoning="deepseek_r1")
+        assert told.render(asked, None) == f"<|user|>Hi<|end|><|assistant|>{said}"
+        assert not told.prompt(asked, None).is_thinking
+    with pytest.raises(BadRequest, match="continue_final_message"):
+        style(folder, "none").render(asked, None)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ def test_other_ways_to_write_one(form: str, text: str, expected: str) -> None:
         ("hermes", "<tool_call>"),
         ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
         ("hermes", '<tool_call>{"name": 5}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
         ("llama", '{"name": "Alice", "parameters": {}}'),
         ("llama", '{"name": "add", "age": 3}'),
         ("llama", '{"name": "add'),
