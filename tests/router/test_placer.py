@@ -161,7 +161,7 @@ async def test_requests_of_a_session_stay_together(
         flags = {"prefill_at": "remote", "session_affinity": "hard"}
         async with start_router(cluster, **flags) as running:
             everyone = running.router.workers.everyone
-            await until(lambda: all(worker.is_ready for worker in everyone))
+            await until(lambda: all(worker.is_ready for worker in everyone), timeout_s=20)
             for session in ("ann", "ben", "cid"):
                 before = [len(fake.requests) for fake in cluster.prefills]
                 for _ in range(5):
