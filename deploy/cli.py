@@ -12,7 +12,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from deploy import admin, plan, up
+from deploy import admin, conformance, plan, up
 from deploy.plan import Model, UpConfig
 from runtime import flags
 
@@ -28,6 +28,9 @@ Serves a language model with prefill and decode on different workers.
   baton decode      one decode worker
   baton both        one worker that serves both
   baton keys T      makes an API key for tenant T, and the line for the router's key file
+
+  baton conformance --url URL --url URL   does an endpoint do what OpenAI's clients expect, and
+                                          two of them the same?
 
   baton workers     the workers of a running cluster, and what they do
   baton drain W     a worker takes nothing new; what it runs goes on, there or elsewhere
@@ -63,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _become(plan.NEW_KEY, *rest)
     if command in COMMANDS:
         _become(*COMMANDS[command], *_with_model(command, rest))
+    if command == "conformance":
+        sys.exit(conformance.main(rest))
     if command in admin.COMMANDS:
         sys.exit(admin.main(command, rest))
     if command in ("-h", "--help", "help"):
