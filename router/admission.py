@@ -101,18 +101,22 @@ class Admission:
         ticket = Ticket(record, request, objective, self._placer.num_outputs)
         ticket.patience_s = self._queue_wait_s
         with self._paying(ticket):
-            self._judge(ticket, self._lobby.expected_wait_s(ticket))
+            if self._is_judged(ticket):
+                self._judge(ticket, self._lobby.expected_wait_s(ticket))
             async with self._turn(ticket):
                 waited_s = time.monotonic() - ticket.arrived_s
-                self._judge(ticket, waited_s)
+                if self._is_judged(ticket):
+                    self._judge(ticket, waited_s)
                 yield request.with_objective(objective.after(waited_s))
                 self._note_outcome(ticket)
 
+    def _is_judged(self, ticket: Ticket) -> bool:
+        """Nothing is refused while nothing runs: who never runs anything never learns better."""
+        has_objective = self._rejects_early and not ticket.objective.is_none
+        return has_objective and not self._lobby.is_idle_but(ticket)
+
     def _judge(self, ticket: Ticket, wait_s: float) -> None:
-        """Raises Refused if it would miss its objective because of load. Nothing is refused while
-        nothing runs: who never runs anything never learns better."""
-        if not self._rejects_early or ticket.objective.is_none or self._lobby.is_idle_but(ticket):
-            return
+        """Raises Refused if it would miss its objective because of load."""
         prompt = max(ticket.request.prompts, key=lambda one: len(one.token_ids))
         found = self._lobby.predict(replace(prompt, objective=ticket.objective.after(wait_s)))
         if found is None:
