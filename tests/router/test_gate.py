@@ -15,6 +15,9 @@ from router.keys import BadKeys, line_of, new_key
 from tests.router.conftest import RunningRouter, StartRouter
 from tests.router.fake_workers import GenerateCall, fake_cluster, until
 
+PATIENT = {"inactivity_s": 20.0, "status_timeout_s": 20.0, "ready_wait_s": 20.0}
+"""A machine that is busy with other things is not what is tested here."""
+
 KEY, OTHER, OPERATOR = new_key(), new_key(), new_key()
 
 
@@ -35,7 +38,10 @@ async def ask(router: RunningRouter, key: str = KEY, **headers: str) -> httpx.Re
 async def test_only_who_has_a_key_comes_in(
     start_router: StartRouter, answer: Sequence[int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with fake_cluster(answer) as cluster, start_router(cluster, api_keys=lines()) as router:
+    async with (
+        fake_cluster(answer) as cluster,
+        start_router(cluster, api_keys=lines(), **PATIENT) as router,
+    ):
         assert (await ask(router)).status_code == 200
         wrong: list[dict[str, str]] = [{}, bearing("x"), bearing(KEY + "x")]
         wrong += [
@@ -75,7 +81,10 @@ async def test_only_who_has_a_key_comes_in(
 async def test_a_tenant_sees_its_own_requests(
     start_router: StartRouter, answer: Sequence[int]
 ) -> None:
-    async with fake_cluster(answer) as cluster, start_router(cluster, api_keys=lines()) as router:
+    async with (
+        fake_cluster(answer) as cluster,
+        start_router(cluster, api_keys=lines(), **PATIENT) as router,
+    ):
         mine = (await ask(router)).headers["x-baton-request-id"]
         for path in ("/v1/ledger", "/v1/cluster"):
             statuses = [
@@ -95,7 +104,10 @@ async def test_limits_of_a_key_and_their_headers(
     start_router: StartRouter, answer: Sequence[int]
 ) -> None:
     limits = lines("requests_per_min=3", "tokens_per_min=60000")
-    async with fake_cluster(answer) as cluster, start_router(cluster, api_keys=limits) as router:
+    async with (
+        fake_cluster(answer) as cluster,
+        start_router(cluster, api_keys=limits, **PATIENT) as router,
+    ):
         for left in ("2", "1", "0"):
             response = await ask(router)
             assert response.status_code == 200
@@ -118,7 +130,10 @@ async def test_tokens_a_minute_and_requests_at_once(
     start_router: StartRouter, answer: Sequence[int]
 ) -> None:
     limits = lines("tokens_per_min=60", "concurrent=1")
-    async with fake_cluster(answer) as cluster, start_router(cluster, api_keys=limits) as router:
+    async with (
+        fake_cluster(answer) as cluster,
+        start_router(cluster, api_keys=limits, **PATIENT) as router,
+    ):
         cluster.decodes[0].scripts.append(GenerateCall.hang)
         hanging = asyncio.create_task(ask(router))
         await until(lambda: len(cluster.decodes[0].requests) == 1)
@@ -143,10 +158,10 @@ async def test_open_without_keys_and_shut_with_none(
     (tmp_path / "none").write_text("# nobody yet\n")
     path = str(tmp_path / "none")
     async with fake_cluster(answer) as cluster:
-        async with start_router(cluster) as router:
+        async with start_router(cluster, **PATIENT) as router:
             assert (await ask(router, "anything")).status_code == 200
             assert router.metric("baton_tenant_tokens_total", tenant="default", kind="prompt") > 0
-        async with start_router(cluster, api_keys_file=path) as router:
+        async with start_router(cluster, api_keys_file=path, **PATIENT) as router:
             assert (await ask(router)).status_code == 401
 
 
@@ -161,7 +176,7 @@ async def test_the_file_is_read_again(
     path.write_text(line_of(KEY, "acme", ["requests_per_min=60"]) + "\n")
     async with (
         fake_cluster(answer) as cluster,
-        start_router(cluster, api_keys_file=str(path)) as router,
+        start_router(cluster, api_keys_file=str(path), **PATIENT) as router,
     ):
         assert (await ask(router)).headers["x-ratelimit-remaining-requests"] == "59"
         assert (await ask(router, OTHER)).status_code == 401
@@ -214,7 +229,7 @@ def test_a_bad_file_ends_the_start(tmp_path: Path) -> None:
 async def test_objectives_that_are_nonsense_are_400(
     start_router: StartRouter, answer: Sequence[int], name: str
 ) -> None:
-    async with fake_cluster(answer) as cluster, start_router(cluster) as router:
+    async with fake_cluster(answer) as cluster, start_router(cluster, **PATIENT) as router:
         refused = await ask(router, **{name: "soon"})
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == name
