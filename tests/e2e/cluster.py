@@ -169,9 +169,10 @@ class Cluster:
     def router(self, **flags: object) -> RouterProcess:
         """Starts a router over all workers so far."""
         log = self.run_dir / f"router-{len(self.routers)}.log"
+        takes_prefills = flags.get("mode") != "colocated"
         router = RouterProcess(
             log,
-            [worker for worker in self.workers if worker.role == "prefill"],
+            [worker for worker in self.workers if worker.role == "prefill" and takes_prefills],
             [worker for worker in self.workers if worker.role == "decode"],
             {**ALWAYS_REMOTE, "model_path": self.model_path, **flags},
         )
