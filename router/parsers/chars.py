@@ -8,8 +8,9 @@ bounded number of times: no text makes it slow.
 Its methods take the character where they begin and return the one behind what they took.
 """
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ Chars = Generator[None, str, T]
 
 SPACE = frozenset(" \t\r\n")
 NO_ARGUMENTS = "{}"
+_OF_STRINGS = re.compile(r'[^"\\]+')
 
 
 class NotACall(Exception):
@@ -32,12 +34,20 @@ class CharParser(ABC):
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._held: list[str] = []
+        self._plain: re.Pattern[str] | None = None
+        self._take_plain: Callable[[str], None] = self._refuse
         self._machine = self._run()
         next(self._machine)
 
     def push(self, text: str) -> list[Event]:
-        for char in text:
-            self._machine.send(char)
+        position = 0
+        while position < len(text):
+            if self._plain is not None and (run := self._plain.match(text, position)):
+                self._take_plain(run[0])
+                position = run.end()
+            else:
+                self._machine.send(text[position])
+                position += 1
         return self._take()
 
     def finish(self) -> list[Event]:
@@ -54,6 +64,17 @@ class CharParser(ABC):
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
         return merged(events)
+
+    def _skim(self, plain: re.Pattern[str], take: Callable[[str], None]) -> Chars[str]:
+        """The next character, behind runs of `plain` ones, which `take` gets at once: by far the
+        most of a text."""
+        self._plain, self._take_plain = plain, take
+        char = yield
+        self._plain = None
+        return char
+
+    def _refuse(self, text: str) -> None:
+        raise AssertionError("nobody skims")
 
     def _next(self) -> Chars[str]:
         """The next character, held."""
@@ -191,7 +212,10 @@ class ToolParser(CharParser):
         balance = Balance()
         while char and not balance.is_behind(char):
             self._argue(char)
-            char = yield
+            if balance.is_in_string:
+                char = yield from self._skim(_OF_STRINGS, self._argue)
+            else:
+                char = yield
         return char
 
     def _rest_of_value(self, char: str) -> Chars[tuple[str, str]]:
@@ -219,6 +243,11 @@ class Balance:
     def __init__(self) -> None:
         self._depth = 0
         self._is_string = self._is_escaped = self._is_over = False
+
+    @property
+    def is_in_string(self) -> bool:
+        """Nothing but a quote or a backslash counts next."""
+        return self._is_string and not self._is_escaped
 
     def is_behind(self, char: str) -> bool:
         """The value has ended before `char`."""

@@ -5,19 +5,22 @@
 </tool_call>
 """
 
+import re
+
 from router.parsers.chars import Chars, NotACall, ToolParser
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+_PLAIN = re.compile("[^<]+")
 
 
 class HermesParser(ToolParser):
     def _run(self) -> Chars[None]:
-        char = yield
+        char = yield from self._skim(_PLAIN, self._text)
         while char:
             if char != OPEN[0]:
                 self._text(char)
-                char = yield
+                char = yield from self._skim(_PLAIN, self._text)
                 continue
             self._held = [char]
             try:

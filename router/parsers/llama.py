@@ -6,12 +6,14 @@
 begin with the name of a tool of the request.
 """
 
+import re
 from collections.abc import Collection
 
 from router.parsers.chars import SPACE, Chars, NotACall, ToolParser
 
 TAG = "<|python_tag|>"
 _GAPS = SPACE | {";"}
+_PLAIN = re.compile("[^<{]+")
 _TYPE = "function"
 
 
@@ -22,11 +24,11 @@ class LlamaParser(ToolParser):
         super().__init__()
 
     def _run(self) -> Chars[None]:
-        char = yield
+        char = yield from self._skim(_PLAIN, self._said)
         while char:
             if char not in (TAG[0], "{"):
-                self._text(char, _GAPS if self._num_calls else SPACE)
-                char = yield
+                self._said(char)
+                char = yield from self._skim(_PLAIN, self._said)
                 continue
             self._held = [char]
             try:
@@ -39,6 +41,9 @@ class LlamaParser(ToolParser):
                 text, char = self._given_up()
                 self._text(text)
         self._end_of_text()
+
+    def _said(self, text: str) -> None:
+        self._text(text, _GAPS if self._num_calls else SPACE)
 
     def _call(self, char: str) -> Chars[str]:
         char = yield from self._literal("{", char)

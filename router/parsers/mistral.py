@@ -4,21 +4,24 @@
 [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]…
 """
 
+import re
+
 from router.parsers.chars import Chars, NotACall, ToolParser
 
 TAG = "[TOOL_CALLS]"
 ARGS = "[ARGS]"
 ID = "[CALL_ID]"
+_PLAIN = re.compile(r"[^\[]+")
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
 
 class MistralParser(ToolParser):
     def _run(self) -> Chars[None]:
-        char = yield
+        char = yield from self._skim(_PLAIN, self._text)
         while char:
             if char != TAG[0]:
                 self._text(char)
-                char = yield
+                char = yield from self._skim(_PLAIN, self._text)
                 continue
             self._held = [char]
             try:

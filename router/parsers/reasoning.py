@@ -3,11 +3,17 @@
 White space around the tags belongs to neither.
 """
 
+import re
+
 from router.parsers.chars import SPACE, CharParser, Chars, NotACall
 from router.parsers.events import Reasoning, Text
 
 OPEN = "<think>"
 CLOSE = "</think>"
+_SPACES = "".join(SPACE)
+_PLAIN = re.compile("[^<]+")
+_NONE = re.compile(r"(?!)")
+_ALL = re.compile(".+", re.DOTALL)
 
 
 class ReasoningParser(CharParser):
@@ -40,7 +46,8 @@ class ReasoningParser(CharParser):
         while held != CLOSE:
             char = next(coming, None)
             if char is None:
-                char = yield
+                plain = _NONE if held else _PLAIN  # what is held goes first
+                char = yield from self._skim(plain, self._think_aloud)
             if not char:
                 self._think_aloud(held)
                 return
@@ -59,15 +66,16 @@ class ReasoningParser(CharParser):
     def _rest(self, char: str) -> Chars[None]:
         while char:
             self._say(char)
-            char = yield
+            char = yield from self._skim(_ALL, self._say)
 
     def _think_aloud(self, text: str) -> None:
+        before = self._space_between
         if SPACE.issuperset(text):
-            if self._space_between is not None:
-                self._space_between += text
+            self._space_between = None if before is None else before + text
             return
-        self._events.append(Reasoning((self._space_between or "") + text))
-        self._space_between = ""
+        said = text.rstrip(_SPACES)
+        self._events.append(Reasoning(said.lstrip(_SPACES) if before is None else before + said))
+        self._space_between = text[len(said) :]
 
     def _say(self, text: str) -> None:
         if text:
