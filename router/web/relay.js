@@ -99,5 +99,5 @@ function showKv(bar, text, worker) {
   const told = KV.map(([state, word]) => `${count(blocks[state])} ${word}`).join(", ");
   bar.setAttribute("aria-label", `KV blocks of ${worker.name}: ${told}`);
   const nbytes = (blocks.held + blocks.promised) * worker.block_size * worker.kv_token_nbytes;
-  setText(text, total ? `${count(blocks.held)} of ${count(total)} blocks in use · ${bytes(nbytes)}` : "KV unknown");
+  setText(text, total ? `${count(blocks.held)} of ${count(total)} blocks · ${bytes(nbytes)}` : "KV unknown");
 }

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from protos import serving_pb2 as pb
@@ -16,12 +17,14 @@ from tests.router.fake_workers import FakeCluster, GenerateCall, fake_cluster, u
 from tests.router.test_gate import KEY, OPERATOR, lines
 from tests.router.timed_relay import hosts_apart, relay_timed
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for all, and so one loop
+
 MAX_MODEL_LEN = 1000
 """As much as the page asks for, and more."""
 PHONE = {"width": 360, "height": 740}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with chromium() as browser:
         yield browser
