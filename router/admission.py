@@ -147,10 +147,10 @@ class Admission:
                 yield
         except LobbyFull:
             text = "Too many requests wait for a worker"
-            self._refuse("queue_full", text, self._lobby.expected_wait_s(ticket))
+            self._refuse("queue_full", text, self._lobby.drained_s())
         except WaitedTooLong:
             text = f"No worker had room for the request within {ticket.patience_s:g} s"
-            self._refuse("queue_deadline", text, self._lobby.expected_wait_s(ticket))
+            self._refuse("queue_deadline", text, self._lobby.drained_s())
 
     @contextmanager
     def _paying(self, ticket: Ticket) -> Iterator[None]:

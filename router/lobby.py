@@ -60,6 +60,7 @@ class Lobby:
         self._unplaced: set[Ticket] = set()  # of those, with prompts that no worker has yet
         self._wake = asyncio.Event()
         self._accounted_s = 0.0
+        self._drained = (0.0, 0.0)  # when it was reckoned, and what it was
         self._pumping: asyncio.Task[None] | None = None
         metrics.queue_length.set_function(lambda: len(self._queue))
 
@@ -107,6 +108,16 @@ class Lobby:
         own_s = self._prefill_s([ticket])
         num = max(1, len(self._computing()))
         return min(total_s, num_tenants * (ours_s + own_s)) / num if waiting else 0.0
+
+    def drained_s(self) -> float:
+        """Until all that wait would have been let through, as of a moment ago: a flood of refusals
+        asks for it."""
+        now_s = time.monotonic()
+        if now_s - self._drained[0] >= _ACCOUNT_S:
+            waiting = [entry.item.ticket for entry in self._queue]
+            drained_s = self._prefill_s(waiting) / max(1, len(self._computing()))
+            self._drained = now_s, drained_s
+        return self._drained[1]
 
     async def _wait(self, ticket: Ticket, timeout_s: float) -> None:
         began_s, began_ns = time.monotonic(), time.monotonic_ns()
