@@ -162,7 +162,7 @@ async def test_who_asks_for_the_head_alone_gets_it(start_router: StartRouter) ->
 
 async def test_paths_and_methods(start_router: StartRouter) -> None:
     async with fake_cluster(()) as cluster, start_router(cluster) as router:
-        for path in ("/v1/nowhere", "/", "/v1/completions/", "/healthz/", "/v1/models/"):
+        for path in ("/v1/nowhere", "/v1/completions/", "/healthz/", "/v1/models/"):
             error_of(await router.http.get(path), 404)
         long = error_of(await router.http.get("/" + "x" * 9000), 404)
         assert len(str(long["message"])) < 300
