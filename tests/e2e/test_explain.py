@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from playwright.async_api import expect
 
 from engine.config import ModelConfig
+from tests.browser import bars, chromium, live, page_at
 from tests.e2e.cluster import MODEL_NAME, Cluster, WorkerProcess
 from tests.e2e.slow_relay import CHUNK, first, is_prefilling, is_receiving, of_role, prompt_of
 from tests.router.chrome_trace import check_trace
@@ -158,6 +160,50 @@ async def restore(relay: Cluster, victim: WorkerProcess) -> None:
     victim.start_again()
     victim.wait_ready()
     await asyncio.to_thread(relay.routers[0].wait_knows_all)
+
+
+async def test_the_page_shows_it(relay: Cluster, client: httpx.AsyncClient) -> None:
+    """Of real workers, in a browser: a chat streams in, its bars add up to its own timings, and a
+    worker that is killed is seen to be gone, and back."""
+    router = relay.routers[0]
+    before = router.metrics()
+    async with chromium() as browser, page_at(browser, router.url) as page:
+        await live(page)
+        await page.get_by_text("Sampling").click()
+        await page.get_by_label("Max tokens").fill("1000")
+        await page.get_by_label("Your message").fill("Pass the baton. " * 60)
+        await page.keyboard.press("Enter")
+        text = page.locator(".answer-text")
+        await expect(text).not_to_be_empty()
+        await expect(page.locator("article.assistant")).to_have_attribute("aria-busy", "true")
+        early = await text.inner_text()
+        await page.wait_for_selector("article.assistant .waterfall")
+        whole = await text.inner_text()
+        assert whole.startswith(early)
+        assert len(whole) > len(early)
+        after = router.metrics()
+        (first, rest), rows = await bars(page, "article.assistant"), page.locator(".row")
+        told = await explained(client, (await client.get("/v1/requests")).json()["data"][0]["id"])
+        for bar, total in ((first, told["total_ms"]), (rest, told["rest_ms"])):
+            assert sum(bar["parts"].values()) == pytest.approx(total, abs=1e-6)
+        measured_s = grown(before, after, "baton_time_to_first_token_seconds_sum")
+        own_ms = first["parts"]["respond"]
+        tolerance_ms = 1 + told["clock_error_ms"]
+        assert first["total"] - own_ms == pytest.approx(measured_s * 1e3, abs=tolerance_ms)
+        measured_s = grown(before, after, "baton_request_duration_seconds_sum")
+        assert first["total"] + rest["total"] == pytest.approx(measured_s * 1e3, abs=5)
+        await expect(rows.first).to_contain_text("→ decode-0")
+        victim = relay.workers[2]
+        victim.kill()
+        try:
+            dead = page.locator(".worker[data-ready=false]")
+            await expect(dead).to_contain_text(victim.name)
+            await expect(page.locator("#notices")).to_contain_text(
+                f"{victim.name} takes no requests"
+            )
+        finally:
+            await restore(relay, victim)
+        await expect(dead).to_have_count(0)
 
 
 async def test_only_the_last_requests_are_known(client: httpx.AsyncClient) -> None:
