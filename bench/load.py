@@ -11,7 +11,7 @@ import random
 import re
 import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +51,8 @@ class Record:
     token_times: list[float] = field(default_factory=list)
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    request_id: str = ""
+    """As `x-baton-request-id` has it; empty: another server."""
     error: str | None = None
     is_cut: bool = False
     """The run ended before the answer did."""
@@ -113,9 +115,12 @@ def one_token_words(tokenizer_json: Path) -> list[str]:
 class _Client:
     """Sends single requests and times their events."""
 
-    def __init__(self, session: aiohttp.ClientSession, load: Load) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, load: Load, on_end: Callable[[Record], None]
+    ) -> None:
         self._session = session
         self._load = load
+        self._on_end = on_end
 
     async def send(self, prompt: str, output_len: int, into: list[Record]) -> None:
         record = Record(sent=time.perf_counter())
@@ -128,6 +133,7 @@ class _Client:
             raise
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             record.error = f"{type(error).__name__}: {error}"
+        self._on_end(record)
 
     async def _stream(self, prompt: str, output_len: int, record: Record) -> None:
         body = {
@@ -141,6 +147,7 @@ class _Client:
         }
         url = f"{self._load.base_url}/v1/completions"
         async with self._session.post(url, json=body) as response:
+            record.request_id = response.headers.get("x-baton-request-id", "")
             if response.status != 200:
                 record.error = f"HTTP {response.status}: {(await response.text())[:300]}"
                 return
@@ -161,15 +168,25 @@ def _take(event: dict[str, object], record: Record) -> None:
         record.num_output_tokens = usage["completion_tokens"]
 
 
-async def run_load(load: Load, words: list[str], seed: int, num_warmup: int = 2) -> Run:
+def _nobody(record: Record) -> None:
+    """Hears that a request has ended."""
+
+
+async def run_load(
+    load: Load,
+    words: list[str],
+    seed: int,
+    num_warmup: int = 2,
+    on_end: Callable[[Record], None] = _nobody,
+) -> Run:
     """Sends the load once. Warm-up prompts are not the load's, so no cache knows them."""
     timeout = aiohttp.ClientTimeout(total=load.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        client = _Client(session, load)
-        warmup = Prompts(words, seed ^ 0x5EED)
+        client = _Client(session, load, on_end)
+        warmup, cold = Prompts(words, seed ^ 0x5EED), _Client(session, load, _nobody)
         for _ in range(num_warmup):
-            await client.send(warmup.prompt(min(load.prompt_len, 64)), 4, [])
+            await cold.send(warmup.prompt(min(load.prompt_len, 64)), 4, [])
         prompts = Prompts(words, seed, load.shared_prefix_len)
         todo = [prompts.prompt(load.prompt_len) for _ in range(load.num_requests)]
         run = Run(0.0, [], [], 0)

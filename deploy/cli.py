@@ -1,8 +1,7 @@
 """The `baton` command: `baton up` runs a cluster, `baton drain` and its like change a running one
-(deploy/admin.py); the other words start one process each.
+(deploy/admin.py); the other words become another program, `python -m …`, in this same process.
 
-Those others become `python -m …`, in this same process, and
-their flags are theirs: `baton decode --help` is the help of the worker. One flag is ours: with
+Their flags are theirs: `baton decode --help` is the help of the worker. One flag is ours: with
 `--model NAME` (or BATON_MODEL) the model is prepared first, and its folder is passed on.
 """
 
@@ -11,9 +10,11 @@ import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from dataclasses import fields
 
-from deploy import admin, conformance, plan, up
+from deploy import admin, completion, conformance, plan, up
 from deploy.plan import Model, UpConfig
+from deploy.worker_config import WorkerConfig
 from runtime import flags
 
 USAGE = """\
@@ -22,6 +23,12 @@ usage: baton COMMAND [FLAG...]
 Serves a language model with prefill and decode on different workers.
 
   baton up          a whole cluster on this machine, in the foreground
+  baton chat        talk with it; `baton chat WORD...` asks one question
+  baton status      what it does now: workers, queues, KV, latency, ledger (--watch)
+  baton bench       put load on it: TTFT, TPOT, ITL and throughput, as a table, JSON, a plot
+  baton doctor      can this machine serve? what it finds, and what to do about each
+  baton completion  a script that completes these words in bash, zsh or fish
+
   baton prepare     fetch and convert a model; prints its folder
   baton router      one router, for workers that run already
   baton prefill     one prefill worker
@@ -53,6 +60,16 @@ COMMANDS = {
     "decode": (plan.WORKER, "--role", "decode"),
     "both": (plan.WORKER, "--role", "both"),
 }
+"""Serving processes: they take `--model`."""
+
+PROGRAMS = {
+    "prepare": up.PREPARE,
+    "keys": plan.NEW_KEY,
+    "chat": "deploy.chat",
+    "status": "deploy.status",
+    "doctor": "deploy.doctor",
+    "bench": "bench.command",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -60,21 +77,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if command == "up":
         sys.exit(up.main(_up_config(rest)))
-    if command == "prepare":
-        _become(up.PREPARE, *rest)
-    if command == "keys":
-        _become(plan.NEW_KEY, *rest)
+    if command in PROGRAMS:
+        _become(PROGRAMS[command], *rest)
     if command in COMMANDS:
         _become(*COMMANDS[command], *_with_model(command, rest))
     if command == "conformance":
         sys.exit(conformance.main(rest))
     if command in admin.COMMANDS:
         sys.exit(admin.main(command, rest))
+    if command == "completion":
+        words = ("up", "completion", "conformance", *PROGRAMS, *COMMANDS, *admin.COMMANDS)
+        sys.exit(completion.main(rest, words, _help_of))
     if command in ("-h", "--help", "help"):
         print(USAGE, end="")
         sys.exit(0)
     print(f"baton: no such command: {command}\n\n{USAGE}", end="", file=sys.stderr)
     sys.exit(2)
+
+
+def _help_of(command: str) -> str:
+    if command in COMMANDS and COMMANDS[command][0] == plan.WORKER:  # its own loads torch first
+        return " ".join(f"--{field.name.replace('_', '-')}" for field in fields(WorkerConfig))
+    told = [sys.executable, "-m", "deploy.cli", command, "--help"]
+    return subprocess.run(told, capture_output=True, text=True, check=False).stdout
 
 
 def _become(*arguments: str) -> None:

@@ -100,6 +100,20 @@ async def measure(fabric: Fabric) -> Outcome:
         await _until_gone(child)
 
 
+async def alone() -> Outcome:
+    """Of this host, without a worker: `measure` over a fabric of its own. Raises as that does."""
+    config = FabricConfig(
+        listen="ucx://127.0.0.1:0", fingerprint=bytes(32), generation=1, send_slots=1
+    )
+    fabric = Fabric(config, memoryview(bytearray(config.staging_nbytes)))
+    fabric.start()
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await measure(fabric)
+    finally:
+        await asyncio.to_thread(fabric.close)
+
+
 async def _until_gone(child: asyncio.subprocess.Process) -> None:
     """It ends by itself, if there is time; a worker that ends leaves no child behind."""
     worker_ends = (task := asyncio.current_task()) is not None and task.cancelling() > 0

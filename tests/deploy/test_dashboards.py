@@ -1,6 +1,6 @@
 """The dashboards are what their lists say, every expression parses, and they are provisioned.
 
-That each expression names what a cluster really exports: tests/e2e/test_baton_up.py.
+That each expression names what a cluster really exports: tests/e2e/up/test_baton_up.py.
 """
 
 import json

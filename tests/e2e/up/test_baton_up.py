@@ -8,94 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Literal
+from typing import Annotated, Literal
 
 import httpx
 import psutil
-import pytest
-import trustme
-from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from deploy.dashboard_panels import DASHBOARDS
 from tests.e2e.cluster import scrape
-from tests.ports import free_port
-from tests.tls_files import write_tls_files
+from tests.e2e.up.cluster_up import ANSWER, QUESTION, Up
 
-ROOT = Path(__file__).parents[2]
-QUESTION = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
-
-
-@dataclass
-class Up:
-    process: "subprocess.Popen[str]"
-    ready_line: str
-    url: str
-    run_dir: Path
-
-    def cluster(self) -> dict[str, dict[str, object]]:
-        """Of cluster.json, by name."""
-        rows = json.loads((self.run_dir / "cluster.json").read_text())
-        return {row["name"]: row for row in rows}
-
-    def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
-
-    def ask(self) -> str | None:
-        with self.client() as client:
-            answer = client.chat.completions.create(
-                model="smollm2",
-                messages=[{"role": "user", "content": QUESTION}],
-                temperature=0,
-                max_tokens=20,
-            )
-        return answer.choices[0].message.content
-
-
-def read_line(stream: IO[str] | None) -> str:
-    assert stream is not None
-    return stream.readline()
-
-
-def mutual_tls(folder: Path) -> dict[str, str]:
-    """What the environment says to a cluster whose processes have certificates."""
-    files = write_tls_files(folder / "tls", trustme.CA(), "127.0.0.1")
-    names = ("BATON_TLS_CERT", "BATON_TLS_KEY", "BATON_TLS_CA")
-    return {name: str(file) for name, file in zip(names, files, strict=True)}
-
-
-@pytest.fixture(scope="module", params=["disaggregated", "colocated"])
-def up(
-    request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Up]:
-    run_dir = tmp_path_factory.mktemp("up")
-    port = free_port()
-    command = [sys.executable, "-m", "deploy.cli", "up", "--port", str(port)]
-    command += ["--run-dir", str(run_dir), "--mode", request.param, "--kv-memory", "256MiB"]
-    environ = os.environ | (mutual_tls(run_dir) if request.param == "colocated" else {})
-    with (run_dir / "up.log").open("w") as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ
-        )
-    try:
-        line = read_line(process.stdout)
-        assert line, (run_dir / "up.log").read_text()
-        yield Up(process, line, f"http://127.0.0.1:{port}", run_dir)
-        family = psutil.Process(process.pid).children(recursive=True)
-        started = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(5) == 0
-        assert time.monotonic() - started < 5
-        assert not [child for child in family if child.is_running()], "it leaves nothing behind"
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+ROOT = Path(__file__).parents[3]
 
 
 def test_ready_line_has_a_curl_that_works(up: Up) -> None:

@@ -1,0 +1,170 @@
+"""`baton status`, `chat`, `bench` and `doctor` as they look in a terminal, narrow and colourless
+ones too, and what Ctrl-C in the middle does."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from tests.e2e.up.cluster_up import ANSWER, QUESTION, Up
+
+pytestmark = pytest.mark.parametrize("up", ["disaggregated"], indirect=True)
+
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+LONG = "Count from one to a thousand, in words, one by one."
+
+
+@contextmanager
+def terminal(*words: str, columns: int = 100, **environ: str) -> Iterator["pexpect.spawn[str]"]:
+    """`baton WORDS` on a terminal of its own; ended at the end."""
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "deploy.cli", *words],
+        env={**_environment(), **environ},
+        dimensions=(40, columns),
+        encoding="utf-8",
+        timeout=30,
+    )
+    try:
+        yield child
+    finally:
+        child.close(force=True)
+
+
+def _environment() -> dict[str, str]:
+    return {"TERM": "xterm-256color", **{k: v for k, v in os.environ.items() if k != "NO_COLOR"}}
+
+
+def run(*words: str, columns: int = 100, **environ: str) -> tuple[str, int]:
+    """What was shown, to its end, and the exit status."""
+    with terminal(*words, columns=columns, **environ) as child:
+        shown: str = child.read()
+        child.wait()
+        return shown.replace("\r\n", "\n"), child.exitstatus or 0
+
+
+def where(up: Up) -> list[str]:
+    return ["--run-dir", str(up.run_dir)]
+
+
+def test_status_on_any_terminal(up: Up) -> None:
+    shown, status = run("status", *where(up))
+    assert status == 0
+    assert "\x1b[" in shown
+    plain = ESCAPE.sub("", shown)
+    for word in ("smollm2", "prefill-0", "decode-0", "ready", "TTFT", "Ledger"):
+        assert word in plain
+    shown, status = run("status", *where(up), columns=60, NO_COLOR="1", TERM="dumb")
+    assert status == 0
+    assert "\x1b[3" not in shown
+    assert all(len(line) <= 60 for line in shown.splitlines()), shown
+    assert "decode-0" in shown
+
+
+def test_status_for_programs_and_without_a_cluster(up: Up, tmp_path: Path) -> None:
+    shown, status = run("status", "--url", up.url, "--json")
+    assert status == 0
+    assert {one["name"] for one in json.loads(shown)["cluster"]["workers"]} == {
+        "prefill-0",
+        "decode-0",
+    }
+    shown, status = run("status", "--run-dir", str(tmp_path))
+    assert status == 1
+    assert "start one with `baton up`" in shown
+    shown, status = run("status", "--url", "http://127.0.0.1:9")
+    assert status == 1
+    assert "does not answer" in shown
+
+
+def test_status_is_watched_until_ctrl_c(up: Up) -> None:
+    with terminal("status", *where(up), "--watch", "--every-s", "0.2") as child:
+        child.expect("Ledger")
+        child.expect("Ledger")
+        child.sendintr()
+        child.expect(pexpect.EOF)
+        child.wait()
+        assert child.exitstatus == 0
+
+
+def test_chat_answers_goes_on_and_explains(up: Up) -> None:
+    with terminal("chat", *where(up), "--temperature", "0") as child:
+        child.expect("> ")
+        child.sendline(QUESTION)
+        child.expect_exact(ANSWER)
+        child.expect("> ")
+        child.sendline("/why")
+        child.expect("prefill on prefill-0, decode on decode-0")
+        child.expect("first byte after")
+        child.sendline("/nonsense")
+        child.expect("no such command")
+        child.sendline("/new")
+        child.sendline("/system Be brief. Grüße 🎉")
+        child.sendline(QUESTION)
+        child.expect("Paris")
+        child.expect("> ")
+        child.sendeof()
+        child.expect(pexpect.EOF)
+        child.wait()
+        assert child.exitstatus == 0
+
+
+def test_ctrl_c_ends_the_answer_and_then_the_program(up: Up) -> None:
+    with terminal("chat", *where(up), "--max-tokens", "1500") as child:
+        child.expect("> ")
+        child.sendline(LONG)
+        child.expect(r"\w+ \w+ \w+")
+        child.expect(r"\w+\W+\w+\W+\w+")
+        child.sendintr()
+        child.expect_exact("[…]")
+        child.expect("> ")
+        child.sendintr()
+        child.expect(pexpect.EOF)
+        child.wait()
+        assert child.exitstatus == 0
+
+
+def test_chat_takes_one_question(up: Up) -> None:
+    shown, status = run("chat", *where(up), "--temperature", "0", *QUESTION.split())
+    assert (shown.strip(), status) == (ANSWER, 0)
+    shown, status = run("chat", *where(up), "--temperature", "9", "hello")
+    assert status == 1
+    assert "temperature" in shown
+
+
+def test_bench_measures_and_draws(up: Up, tmp_path: Path) -> None:
+    files = ["--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png")]
+    load = ["--requests", "3", "--prompt-len", "40", "--output-len", "8"]
+    shown, status = run("bench", *where(up), *load, *files, columns=60)
+    assert status == 0, shown
+    plain = ESCAPE.sub("", shown)
+    assert re.search(r"TTFT ms\s+\d", plain)
+    assert re.search(r"decode|prefill", plain), "the stages"
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["figures"]["requests"] == 3
+    assert report["figures"]["failures"] == 0
+    assert report["stages_ms"]
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_is_cut_off(up: Up) -> None:
+    with terminal("bench", *where(up), "--requests", "500", "--output-len", "64") as child:
+        child.expect("requests")
+        child.sendintr()
+        child.expect("cut off")
+        child.expect(pexpect.EOF)
+        child.wait()
+        assert child.exitstatus == 130
+
+
+def test_doctor_looks_at_everything(up: Up) -> None:
+    shown, _ = run("doctor", *where(up), columns=70, NO_COLOR="1")
+    assert re.search(r"UCX +ships [\d.]+ GB/s between two processes, over", shown), shown
+    for word in ("python", "torch", "CUDA", "RDMA", "memory", "open files", "model"):
+        assert word in shown
+    assert "serves smollm2, disaggregated" in shown
