@@ -23,6 +23,8 @@ from deploy.target import NoRouter, ask
 
 Json = Mapping[str, Any]
 
+WIDE = 80
+"""Columns; with fewer, the bars and the slots are left out."""
 KV_CELLS = 12
 """Width of the bar of a pool's blocks."""
 KV_MARKS = {"held": "█", "promised": "▓", "in_flight": "▒", "cached": "░", "free": "·"}
@@ -48,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
             elif options.watch:
                 _watch(http, console, max(0.1, options.every_s))
             else:
-                console.print(screen(_read(http)))
+                console.print(screen(_read(http), console.width))
     except NoRouter as error:
         print(f"baton: {error}", file=sys.stderr)
         return 1
@@ -66,17 +68,18 @@ def _watch(http: httpx.Client, console: Console, every_s: float) -> None:
     with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
             try:
-                shown = screen(_read(http))
+                shown = screen(_read(http), console.width)
             except NoRouter as error:
                 shown = Text(f"{error} Looking again.", style="yellow")
             live.update(shown, refresh=True)
             time.sleep(every_s)
 
 
-def screen(said: Json) -> RenderableType:
-    """Of what `GET /v1/cluster` says, with `ledger`."""
+def screen(said: Json, width: int) -> RenderableType:
+    """Of what `GET /v1/cluster` says, with `ledger`; a narrow terminal is told less of each."""
     cluster = said["cluster"]
-    return Group(_head(cluster), _workers(cluster["workers"]), _latency(said), _ledger(said))
+    table = _workers(cluster["workers"], is_wide=width >= WIDE)
+    return Group(_head(cluster), table, _latency(said), _ledger(said))
 
 
 def _head(cluster: Json) -> Text:
@@ -89,14 +92,18 @@ def _head(cluster: Json) -> Text:
     )  # fmt: skip
 
 
-def _workers(workers: Sequence[Json]) -> Table:
+def _workers(workers: Sequence[Json], is_wide: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    for name in ("worker", "role", "state"):
-        table.add_column(name, overflow="fold")
-    for name in ("run", "wait", "queue", "slots"):
+    table.add_column("worker", no_wrap=True)
+    table.add_column("role", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    numbers = ("run", "wait", "queue", "slots") if is_wide else ("run", "wait", "queue")
+    for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("KV", no_wrap=True)
     for worker in workers:
+        slots = f"{worker['send_slots_used']}/{worker['recv_slots_used']}"
+        bar = kv_bar(worker["blocks"], worker["num_blocks"])
         table.add_row(
             worker["name"],
             worker["role"],
@@ -104,8 +111,7 @@ def _workers(workers: Sequence[Json]) -> Table:
             str(worker["num_running"]),
             str(worker["num_waiting"] + worker["num_awaiting_kv"]),
             f"{worker['queue_ms']} ms",
-            f"{worker['send_slots_used']}/{worker['recv_slots_used']}",
-            f"{kv_bar(worker['blocks'], worker['num_blocks'])} {_in_use(worker)}",
+            *((slots, f"{bar} {_in_use(worker)}") if is_wide else (_in_use(worker),)),
         )
     return table
 
