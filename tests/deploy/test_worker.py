@@ -74,6 +74,7 @@ def test_an_engine_that_fails_ends_the_process(
         grpc_port=unused_tcp_port,
         fabric_listen="inproc://worker",
         num_blocks=8,
+        probe_s=0,  # else the engine fails before it serves
     )
     with pytest.raises(SystemExit) as end:
         worker.run(config)
