@@ -113,10 +113,9 @@ class IncomingTransfers:
         if incoming.alive:
             self._set_deadline(incoming, self._transfer_timeout_s, "the next frame")
 
-    def committed_if_complete(self, incoming: Incoming) -> bool:
-        """Whether it is, now."""
+    def committed_if_complete(self, incoming: Incoming) -> None:
         if not (incoming.alive and incoming.transfer.complete):
-            return False
+            return
         assert incoming.commit is not None
         self._remove(incoming)
         report = ReceiveReport(
@@ -127,7 +126,6 @@ class IncomingTransfers:
             install=incoming.install,
         )
         incoming.sink.committed(incoming.commit, report)
-        return True
 
     def lose(self, incoming: Incoming, error: FabricError) -> None:
         """The first thing that goes wrong ends a transfer; what follows changes nothing. Whoever

@@ -21,10 +21,7 @@ def config(**changes: Any) -> WorkerConfig:
 def engine(num_threads: int | None = CORES, device: str = "cpu", running: int = 1) -> Engine:
     """As far as it is asked."""
     settings = SimpleNamespace(num_threads=num_threads, resolve_device=lambda: torch.device(device))
-    stats, copier = (
-        SimpleNamespace(running=running, steps=0, step_seconds=0.0),
-        SimpleNamespace(busy_s=0.0),
-    )
+    stats, copier = SimpleNamespace(running=running), SimpleNamespace(busy_s=0.0)
     return cast(Engine, SimpleNamespace(config=settings, stats=lambda: stats, copier=copier))
 
 
@@ -36,18 +33,6 @@ def test_a_decode_worker_whose_cores_all_compute_is_paced_while_streams_run() ->
         idle = install_pace(config(), engine(num_threads, running=0))
         assert idle is not None
         assert not idle.is_on
-
-
-def test_a_join_is_given_as_long_as_steps_take_now() -> None:
-    worker = engine()
-    stats = cast(Any, worker.stats())
-    pace = install_pace(config(), worker)
-    assert pace is not None
-    for steps, step_s in ((100, 0.2), (3, 0.4), (0, 0.4)):
-        stats.steps += steps
-        stats.step_seconds += steps * step_s
-        pace.complete()
-        assert pace.pause_s() == pytest.approx(2.5 * step_s, abs=0.1)
 
 
 def test_nobody_else_is() -> None:
