@@ -14,7 +14,7 @@ import asyncio
 import json
 import random
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -158,13 +158,7 @@ def _load(options: Namespace, base_url: str, model: str) -> Load:
 
 
 def _options(argv: Sequence[str]) -> Namespace:
-    parser = ArgumentParser(
-        prog="baton bench",
-        description=__doc__,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    target.add_flags(parser)
+    parser = target.parser_of("bench", __doc__)
     parser.add_argument("--model", default="", help="its name; else the one that is served")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="see bench/README.md")
     for name, text in FLAGS.items():

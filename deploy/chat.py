@@ -7,7 +7,7 @@ Ctrl-C at the prompt ends the program. `/why` shows where the time of the last a
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -169,14 +169,8 @@ def _converse(chat: Chat, console: Console) -> None:
 
 
 def _options(argv: Sequence[str]) -> Namespace:
-    parser = ArgumentParser(
-        prog="baton chat",
-        description=__doc__,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = target.parser_of("chat", __doc__)
     parser.add_argument("words", nargs="*", metavar="WORD", help="one question; none: converse")
-    target.add_flags(parser)
     parser.add_argument("--model", default="", help="its name; else the one that is served")
     parser.add_argument("--system", default="", metavar="TEXT", help="an instruction before all")
     parser.add_argument("--temperature", type=float, metavar="X")

@@ -15,7 +15,7 @@ import resource
 import shutil
 import socket
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,13 +51,7 @@ class Finding:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = ArgumentParser(
-        prog="baton doctor",
-        description=__doc__,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    target.add_flags(parser)
+    parser = target.parser_of("doctor", __doc__)
     parser.add_argument("--port", type=int, default=8000, help="that a router would take")
     parser.add_argument("--json", action="store_true", help="the findings, as one list")
     options = parser.parse_args(argv)

@@ -7,7 +7,6 @@ a router that goes away is said to be away, and looked for again. `--json` is fo
 import json
 import sys
 import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,13 +30,7 @@ KV_MARKS = {"held": "█", "promised": "▓", "in_flight": "▒", "cached": "░
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = ArgumentParser(
-        prog="baton status",
-        description=__doc__,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    target.add_flags(parser)
+    parser = target.parser_of("status", __doc__)
     parser.add_argument("--watch", action="store_true", help="go on, until Ctrl-C")
     parser.add_argument("--every-s", type=float, default=1.0, metavar="X", help="with --watch")
     parser.add_argument("--json", action="store_true", help="what the router says, as one object")

@@ -2,7 +2,7 @@
 
 import json
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,21 @@ class NoRouter(Exception):
     """Nothing answers there, or not as a router does; the text says what to do, for people."""
 
 
-def add_flags(parser: ArgumentParser) -> None:
+def parser_of(command: str, description: str | None) -> ArgumentParser:
+    """Of a command that talks with a router; `description` is its module's docstring."""
+    parser = ArgumentParser(
+        prog=f"baton {command}",
+        description=description,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     run_dir = os.environ.get("BATON_RUN_DIR", ".baton")
     parser.add_argument("--url", default="", help="of the router; else that of --run-dir")
     parser.add_argument("--run-dir", default=run_dir, help="of baton up (default: %(default)s)")
     parser.add_argument(
         "--api-key-file", default="", metavar="FILE", help="holds an API key (or BATON_API_KEY)"
     )
+    return parser
 
 
 def url_of(options: Namespace) -> str:
