@@ -104,8 +104,8 @@ class RouterConfig:
     )
     queue_wait_s: float = flag(
         30.0,
-        help="how long a request waits for a worker with room, or while the queues of all prefill "
-        "workers are full (see their --max-queue-ms), before it is refused with 429",
+        help="how long a request waits for a worker with room, and while the queues of all prefill "
+        "workers are full (see their --max-queue-ms), in all, before it is refused with 429",
     )
     max_queue: int = flag(
         1024, help="requests that wait in the router for room; beyond it some get 429 at once"

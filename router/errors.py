@@ -115,7 +115,7 @@ class Overloaded(ApiError):
     def __init__(self, waited_s: float, retry_after_s: float) -> None:
         super().__init__(
             HTTPStatus.TOO_MANY_REQUESTS,
-            f"The queues of all prefill workers were full for {waited_s:g} s; "
+            f"The request waited {waited_s:g} s, and the queues of all prefill workers are full; "
             f"try again in {retry_after_s:.1f} s.",
             code="rate_limit_exceeded",
             headers={"Retry-After": str(max(1, math.ceil(retry_after_s)))},

@@ -53,20 +53,18 @@ class Patience:
         full: QueueFull,
         candidates: Callable[[], Sequence[PrefillWorker]],
     ) -> None:
-        """Until one of them may have room. Raises Overloaded when that took too long in all. Not
-        where the client has tokens: it would feel the wait more than others feel a prompt on
-        decode."""
+        """Until one of them may have room. Raises Overloaded when it has waited too long in all,
+        for its turn (router/lobby.py) too. Not where the client has tokens: it would feel the wait
+        more than others feel a prompt on decode."""
         if progress.has_tokens:
             progress.is_for_decode_alone = True
             return
-        clock = asyncio.get_running_loop().time
-        began, began_ns = clock(), time.monotonic_ns()
+        began_ns = time.monotonic_ns()
         may_try = await self._line.wait(
             progress.full_queues,
             candidates,
-            max(0.0, self._queue_wait_s - progress.waited_for_queue_s),
+            max(0.0, self._queue_wait_s - progress.record.waited_s),
         )
-        progress.waited_for_queue_s += clock() - began
         progress.record.waited(began_ns)
         if not may_try:
             raise Overloaded(self._queue_wait_s, full.retry_after_s)

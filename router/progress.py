@@ -39,8 +39,6 @@ class Progress:
         self.placement: Placement | None = None
         """What was predicted of the present attempt, if anything was."""
         self.full_queues = FullQueues()
-        self.waited_for_queue_s = 0.0
-        """In the router, because they were all full."""
         self._deadline = deadline
         self._note_cached = note_cached
         self._num_cached_tokens = 0

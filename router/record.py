@@ -46,7 +46,7 @@ class SampleTold(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """In the router's line, for a prefill queue with room."""
+    """In the router: for its turn (router/lobby.py), or for a prefill queue with room."""
 
     begin_ns: int
     end_ns: int
@@ -61,6 +61,8 @@ class PromptRecord:
         self.attempts: list[AttemptRecord] = []
         self.num_attempts = 0
         self.waits: list[Wait] = []
+        self.waited_s = 0.0
+        """All of them together."""
         self.num_cached_tokens = 0
         self.first_token_ns = 0
         self.end_ns = 0
@@ -87,6 +89,7 @@ class PromptRecord:
     def waited(self, begin_ns: int) -> None:
         """Until now."""
         wait = Wait(begin_ns, time.monotonic_ns())
+        self.waited_s += (wait.end_ns - wait.begin_ns) / 1e9
         if len(self.waits) < MAX_ATTEMPTS:
             self.waits.append(wait)
         else:

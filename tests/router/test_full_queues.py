@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import time
 
 import grpc
 import pytest
 
 from router.errors import Overloaded
 from router.queue_line import TRIES_A_ROUND, FullQueues, QueueLine
+from router.record import unkept
 from router.workers import WorkerSet
 from runtime.call import RETRY_AFTER_MS
 from tests.router.dispatch_bench import ANSWER, Bench, Client, StartBench, make_prompt
@@ -87,12 +89,24 @@ async def test_at_the_end_it_is_429_with_retry_after(
         for worker in bench.cluster.prefills:
             fill(worker, 1)
         await known_to_be_full(bench)
-        with pytest.raises(Overloaded, match=r"full for 0\.2 s") as caught:
+        with pytest.raises(Overloaded, match=r"waited 0\.2 s") as caught:
             await bench.run(make_prompt(max_tokens))
         assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "3"})
         error = json.loads(caught.value.body())["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert all(worker.is_ready for worker in bench.workers.prefills)
+
+
+async def test_what_it_waited_for_its_turn_counts(start_bench: StartBench) -> None:
+    async with start_bench(queue_wait_s=60.0) as bench:
+        fill(bench.cluster.prefills[0], 1)
+        await known_to_be_full(bench)
+        prompt = make_prompt()
+        record = unkept(prompt)
+        record.waited(time.monotonic_ns() - 59_900_000_000)
+        async with asyncio.timeout(10):
+            with pytest.raises(Overloaded):
+                await bench.dispatcher.run(prompt, [Client().take], record=record)
 
 
 async def test_resource_exhausted_without_the_word_is_a_failed_leg(
