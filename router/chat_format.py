@@ -140,8 +140,8 @@ class ParsedChoice:
         )
 
     def reason(self, reason: FinishReason | None) -> Reason | None:
-        """A call that was cut off is one that `length` ended."""
-        if reason is FinishReason.STOP and self._num_calls:
+        """A call that was cut off, by a stop string or by `length`, is none to be made."""
+        if reason is FinishReason.STOP and self._num_calls and not self._parser.is_cut:
             return "tool_calls"
         return _value(reason)
 

@@ -130,6 +130,8 @@ class ToolParser(CharParser):
     def __init__(self) -> None:
         super().__init__()
         self._num_calls = 0
+        self.is_cut = False
+        """The arguments of the last call have not ended."""
         self._gap: str | None = ""
         """White space behind a call, or at the beginning; None: there is text before it."""
 
@@ -149,7 +151,7 @@ class ToolParser(CharParser):
     def _begin(self, name: str) -> None:
         """It is a call, whatever comes: nothing is held any more."""
         self._events.append(CallBegin(name))
-        self._held, self._gap = [], ""
+        self._held, self._gap, self.is_cut = [], "", True
         self._num_calls += 1
 
     def _argue(self, text: str) -> None:
@@ -185,6 +187,7 @@ class ToolParser(CharParser):
             raise NotACall
         self._begin(name)
         self._argue(_as_object(arguments))
+        self.is_cut = False
         char = yield
         return char
 
@@ -205,21 +208,22 @@ class ToolParser(CharParser):
 
     def _arguments(self, char: str) -> Chars[str]:
         """Tells them as they come, if they are an object. Some models write it into a string."""
-        if char != "{":
-            raw, char = yield from self._rest_of_value(char)
-            self._argue(_as_object(raw))
-            return char
         balance = Balance()
-        while char and not balance.is_behind(char):
-            self._argue(char)
-            if balance.is_in_string:
-                char = yield from self._skim(_OF_STRINGS, self._argue)
-            else:
-                char = yield
+        if char != "{":
+            raw, char = yield from self._rest_of_value(char, balance)
+            self._argue(_as_object(raw))
+        else:
+            while char and not balance.is_behind(char):
+                self._argue(char)
+                if balance.is_in_string:
+                    char = yield from self._skim(_OF_STRINGS, self._argue)
+                else:
+                    char = yield
+        self.is_cut = not char and not balance.is_over
         return char
 
-    def _rest_of_value(self, char: str) -> Chars[tuple[str, str]]:
-        raw, balance = "", Balance()
+    def _rest_of_value(self, char: str, balance: "Balance") -> Chars[tuple[str, str]]:
+        raw = ""
         while char and not balance.is_behind(char):
             raw += char
             char = yield
@@ -231,7 +235,7 @@ class ToolParser(CharParser):
             if char in ",:]":
                 char = yield
             else:
-                _, char = yield from self._rest_of_value(char)
+                _, char = yield from self._rest_of_value(char, Balance())
         if char:
             char = yield
         return char
@@ -242,7 +246,7 @@ class Balance:
 
     def __init__(self) -> None:
         self._depth = 0
-        self._is_string = self._is_escaped = self._is_over = False
+        self._is_string = self._is_escaped = self.is_over = False
 
     @property
     def is_in_string(self) -> bool:
@@ -251,12 +255,12 @@ class Balance:
 
     def is_behind(self, char: str) -> bool:
         """The value has ended before `char`."""
-        if self._is_over:
+        if self.is_over:
             return True
         if self._is_string:
             self._is_string = char != '"' or self._is_escaped
             self._is_escaped = char == "\\" and not self._is_escaped
-            self._is_over = not self._is_string and self._depth == 0
+            self.is_over = not self._is_string and self._depth == 0
             return False
         if char == '"':
             self._is_string = True
@@ -266,7 +270,7 @@ class Balance:
             if self._depth == 0:
                 return True
             self._depth -= 1
-            self._is_over = self._depth == 0
+            self.is_over = self._depth == 0
         elif char == ",":
             return self._depth == 0
         return False

@@ -25,6 +25,11 @@ class OutputParser:
             return self._answer([Text(text)])
         return self._answer(self._reasoning.push(text))
 
+    @property
+    def is_cut(self) -> bool:
+        """The text ended within a call, if it has ended."""
+        return self._tools is not None and self._tools.is_cut
+
     def finish(self) -> list[Event]:
         """The text is over; nothing is pushed any more."""
         events = self._answer(self._reasoning.finish()) if self._reasoning is not None else []

@@ -72,6 +72,25 @@ async def test_a_call_that_max_tokens_cut(
         assert joined(chunks) == (without_ids(choice["message"]), "length")
 
 
+@pytest.mark.parametrize(
+    ("stop", "arguments", "reason"),
+    [
+        (" 🌍", '{"city": "東京', "stop"),
+        ("]}", '{"city": "東京 🌍", "n": [1, "}"', "stop"),
+        ("}\n</tool_call>", ARGUMENTS, "tool_calls"),
+    ],
+)
+async def test_a_call_that_a_stop_string_cut(
+    start_router: StartRouter, tokenizer: TextTokenizer, stop: str, arguments: str, reason: str
+) -> None:
+    async with fake_cluster(()) as cluster, start_router(cluster) as router:
+        choice, chunks = await tool_answers(cluster, router, tokenizer, CALL, stop=stop)
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["arguments"] == arguments
+        assert choice["finish_reason"] == reason
+        assert joined(chunks) == (without_ids(choice["message"]), reason)
+
+
 async def test_logprobs_of_all_tokens_go_out(
     start_router: StartRouter, tokenizer: TextTokenizer
 ) -> None:

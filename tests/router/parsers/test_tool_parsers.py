@@ -61,6 +61,16 @@ def test_calls_and_the_text_around_them(
     assert text_of(events) == (before if before.strip(" \t\r\n") else "") + after
 
 
+@pytest.mark.parametrize("form", [*PARSERS, "mistral-named"])
+def test_it_is_known_whether_the_last_call_is_whole(form: str) -> None:
+    arguments = {"a": ["}", {"b": '"'}], "c": 1}
+    text = written(form, [("add", arguments), ("get_weather", arguments)])
+    for end in range(len(text) + 1):
+        parser = PARSERS[form.partition("-")[0]]()
+        calls = calls_of([*parser.push(text[:end]), *parser.finish()])
+        assert parser.is_cut == (bool(calls) and calls[-1][1] != json.dumps(arguments)), text[:end]
+
+
 FRAGMENTS = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "<tool", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "["),
