@@ -113,12 +113,12 @@ class Router:
         )
         self.grammars = GrammarCheck(tokenizer.vocabulary)
         self._limits = config.limits
-        style = ChatStyle(tokenizer, config.tool_call_parser, config.reasoning_parser)
+        self.style = ChatStyle(tokenizer, config.tool_call_parser, config.reasoning_parser)
         name, max_model_len = config.served_model_name, self.dispatcher.max_model_len
-        self.tokens = TokenApi(tokenizer, style, name, max_model_len)
+        self.tokens = TokenApi(tokenizer, self.style, name, max_model_len)
         self.validator = Validator(
             tokenizer,
-            style,
+            self.style,
             config.served_model_name,
             self.grammars,
             max_prompts=config.max_prompts,
@@ -193,6 +193,7 @@ def build_app(
                 await admin.close()
             router.dispatcher.stop()
             router.grammars.close()
+            router.style.close()
             await router.admission.close()
             await router.ledger.close()
             await router.pins.close()

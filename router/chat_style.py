@@ -4,9 +4,11 @@ Read off its chat template at the start, unless flags say it. From a chat's body
 and what takes the output apart.
 """
 
+import asyncio
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from router.chat_messages import template_messages, written_out
 from router.errors import BadRequest
@@ -42,6 +44,12 @@ class ChatPrompt:
     """It ends where the model thinks."""
 
 
+_NUM_THREADS = 2
+"""One chat is rendered at a time; another is turned into tokens meanwhile."""
+
+T = TypeVar("T")
+
+
 class ChatStyle:
     def __init__(
         self,
@@ -50,6 +58,7 @@ class ChatStyle:
         reasoning_parser: ReasoningStyle = "auto",
     ) -> None:
         self._tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "chat")
         template = tokenizer.chat_template
         source = template.source if template is not None else ""
         self._knows_tools = template is not None and template.knows_tools
@@ -74,6 +83,13 @@ class ChatStyle:
                 code="unsupported_parameter",
             )
         return self.format if use is not None else None
+
+    async def on_thread(self, work: Callable[[], T]) -> T:
+        """For what calls `prompt`: chats whose template takes long take no threads of others."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def prompt(self, body: ChatBody, use: ToolUse | None) -> ChatPrompt:
         """Raises BadRequest, as the template says."""

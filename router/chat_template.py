@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from jinja2 import meta
 
 from router.chat_messages import Message
-from router.errors import BadRequest
-from router.template_process import TemplateProcess, TemplateRefused
+from router.errors import BadRequest, TemplateOccupied
+from router.template_process import TemplateBusy, TemplateProcess, TemplateRefused
 from router.template_sandbox import environment
 
 
@@ -34,7 +34,7 @@ class ChatTemplate:
         variables: Mapping[str, object] = {},
     ) -> str:
         """The prompt, open for the assistant's answer. `variables` are the template's own. Raises
-        BadRequest."""
+        BadRequest, TemplateOccupied."""
         given = {
             **self._special_tokens,
             **variables,
@@ -44,6 +44,8 @@ class ChatTemplate:
         }
         try:
             return self._process.render(given)
+        except TemplateBusy as error:
+            raise TemplateOccupied from error
         except TemplateRefused as error:
             raise BadRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"

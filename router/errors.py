@@ -8,6 +8,7 @@ RouterError
 │   ├── WorkersFailed     503  every attempt failed
 │   ├── NoRetryLeft       503  it failed, and so many do that it is not tried again
 │   ├── CompilersBusy     503  others' grammars are being compiled
+│   ├── TemplateOccupied  503  others' chats are being rendered
 │   ├── Overloaded        429  every prefill queue was full for too long
 │   ├── ShuttingDown      503
 │   ├── RequestTimedOut   504
@@ -104,6 +105,11 @@ class CompilersBusy(_Unavailable):
     def __init__(self, waited_s: float) -> None:
         text = f"No thread was free to compile the grammar within {waited_s:g} s."
         super().__init__(text, "compilers_busy")
+
+
+class TemplateOccupied(_Unavailable):
+    def __init__(self) -> None:
+        super().__init__("Others' messages take too long to render.", "template_busy")
 
 
 class ShuttingDown(_Unavailable):

@@ -19,7 +19,12 @@ from collections.abc import Mapping
 _START_S = 20.0
 """For the interpreter and its imports, on a machine that is busy."""
 _PATIENCE_S = 5.0
-"""On the wall; what a rendering may really take is processor time, and less."""
+"""For others' renderings, and for one's own: it bounds itself to less (router/template_sandbox.py),
+unless it does not run at all."""
+
+
+class TemplateBusy(Exception):
+    """Others' renderings, or the start of the process, take too long."""
 
 
 class TemplateRefused(Exception):
@@ -36,10 +41,10 @@ class TemplateProcess:
         self._end: weakref.finalize[..., TemplateProcess] | None = None
 
     def render(self, variables: Mapping[str, object]) -> str:
-        """Raises TemplateRefused."""
+        """Raises TemplateRefused, TemplateBusy."""
         line = json.dumps(variables).encode() + b"\n"
         if not self._lock.acquire(timeout=_PATIENCE_S):
-            raise TemplateRefused("others' messages take too long")
+            raise TemplateBusy
         try:
             told = self._ask(line)
         finally:

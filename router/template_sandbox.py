@@ -2,8 +2,8 @@
 
 A template is a program that comes with a model. jinja2's sandbox keeps it from reaching anything;
 what it may take of time and memory is bounded here, by the kernel: one rendering has so much
-processor time, or the process is killed in the middle of it, and so much memory. The parent
-(router/template_process.py) sees that and starts another.
+processor time, and so much on the wall, or the process is killed in the middle of it; and so much
+memory. The parent (router/template_process.py) sees that and starts another.
 
 1. The first line of stdin is the template's source, as JSON; it is compiled: `"ready"`.
 2. Each other line is an object of variables; `{"text": …}` or `{"refused": why}` comes back.
@@ -26,6 +26,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_CPU_S = 0.5
 """For compiling a template, and for each rendering."""
+MAX_WALL_S = 0.9
+"""For each rendering, from when it begins, however little it gets of the processors: whoever asked
+for it hears so within a second."""
 MAX_MEMORY_NBYTES = 1 << 30
 """Of the process's addresses."""
 MAX_CHARS = 16 << 20
@@ -66,7 +69,8 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 def main() -> None:
     # Of whatever runs out of its time: killed, in the middle of a C function too.
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_NBYTES, MAX_MEMORY_NBYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
@@ -78,6 +82,7 @@ def main() -> None:
     _say("ready")
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+        signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)
         try:
             text = template.render(json.loads(line))
         except _REFUSALS as error:
@@ -91,6 +96,7 @@ def main() -> None:
 
 def _say(told: object) -> None:
     signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
 

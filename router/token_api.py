@@ -86,7 +86,10 @@ class TokenApi:
         self._check_model(asked)
         if (asked.prompt is None) == (asked.messages is None):
             raise BadRequest("Send either 'prompt' or 'messages'.", param="prompt")
-        token_ids = await asyncio.to_thread(self._encode, asked, body)
+        if asked.prompt is not None:
+            token_ids = await asyncio.to_thread(self._encode, asked.prompt, asked)
+        else:
+            token_ids = await self._style.on_thread(lambda: self._encode_chat(body))
         told = Tokenized(
             count=len(token_ids),
             max_model_len=await self._max_model_len(),
@@ -107,11 +110,12 @@ class TokenApi:
         text = await asyncio.to_thread(self._tokenizer.decode_all, asked.tokens)
         reply.json(Detokenized(prompt=text).model_dump_json())
 
-    def _encode(self, asked: TokenizeBody, body: JSONObject) -> Sequence[int]:
-        if asked.prompt is not None:
-            is_bare = asked.add_special_tokens is False
-            encode = self._tokenizer.encode_bare if is_bare else self._tokenizer.encode
-            return encode(asked.prompt)
+    def _encode(self, prompt: str, asked: TokenizeBody) -> Sequence[int]:
+        is_bare = asked.add_special_tokens is False
+        encode = self._tokenizer.encode_bare if is_bare else self._tokenizer.encode
+        return encode(prompt)
+
+    def _encode_chat(self, body: JSONObject) -> Sequence[int]:
         of_chat = {name: body[name] for name in _OF_CHATS if name in body}
         chat = ChatBody.parse({"model": self._served_model_name, **of_chat})
         use = tool_use(chat)

@@ -50,7 +50,7 @@ class Validator:
             )
         use = tool_use(body)
         format = self._style.check(use)
-        prompt, shared = await asyncio.to_thread(self._read_chat, body, use)
+        prompt, shared = await self._style.on_thread(lambda: self._read_chat(body, use))
         asked = chat_grammar(
             wanted_grammar(body),
             use,

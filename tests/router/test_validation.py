@@ -25,6 +25,7 @@ def validator(tokenizer: TextTokenizer) -> Iterator[Validator]:
     style = ChatStyle(tokenizer)
     yield Validator(tokenizer, style, "tiny", check, max_prompts=3, max_model_len=max_model_len)
     check.close()
+    style.close()
 
 
 async def complete(validator: Validator, **body: object) -> ValidRequest:
