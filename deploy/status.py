@@ -80,7 +80,7 @@ def _head(cluster: Json) -> Text:
     moving = sum(1 for one in cluster["handoffs"] if one["state"] in ("computing", "shipping"))
     return Text.assemble(
         (cluster["model"], "bold"), f", {cluster['mode']}, ", state,
-        f": {cluster['num_prompts']} prompts served now, {cluster['num_in_line']} in line, "
+        f": {cluster['num_prompts']} prompts served now, {cluster['num_in_line']} of them in line, "
         f"{moving} handoffs under way",
     )  # fmt: skip
 

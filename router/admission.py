@@ -110,6 +110,11 @@ class Admission:
                 yield request.with_objective(objective.after(waited_s))
                 self._note_outcome(ticket)
 
+    @property
+    def num_in_line(self) -> int:
+        """Prompts that wait for their turn."""
+        return self._lobby.num_prompts
+
     def _is_judged(self, ticket: Ticket) -> bool:
         """Nothing is refused while nothing runs: who never runs anything never learns better."""
         has_objective = self._rejects_early and not ticket.objective.is_none

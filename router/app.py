@@ -104,6 +104,7 @@ class Router:
                 config.served_model_name,
                 config.mode,
                 self.workers,
+                self.admission,
                 self.dispatcher,
                 self.records,
                 self._metrics.recent,

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Literal
 
 from protos import serving_pb2 as pb
+from router.admission import Admission
 from router.cluster_view import (
     Blocks,
     Cluster,
@@ -46,6 +47,7 @@ class ClusterReader:
         model: str,
         mode: Literal["disaggregated", "colocated"],
         workers: WorkerSet,
+        admission: Admission,
         dispatcher: Dispatcher,
         records: Records,
         latency: RecentLatency,
@@ -53,6 +55,7 @@ class ClusterReader:
         self._model = model
         self._mode = mode
         self._workers = workers
+        self._admission = admission
         self._dispatcher = dispatcher
         self._records = records
         self._latency = latency
@@ -76,14 +79,15 @@ class ClusterReader:
         return self._latency.told(time.monotonic()).model_dump_json()
 
     def _cluster(self) -> Cluster:
-        workers = self._workers
+        workers, dispatcher = self._workers, self._dispatcher
+        num_waiting = self._admission.num_in_line
         return Cluster(
             model=self._model,
             mode=self._mode,
-            ready=self._dispatcher.is_ready,
+            ready=dispatcher.is_ready,
             started_at=self._started_at,
-            num_prompts=self._dispatcher.live.num_running,
-            num_in_line=self._dispatcher.num_in_line,
+            num_prompts=num_waiting + dispatcher.live.num_running,
+            num_in_line=num_waiting + dispatcher.num_in_line,
             workers=[worker_view(one) for one in (*workers.prefills, *workers.decodes)],
             handoffs=list(islice(self._handoffs(time.monotonic_ns()), MAX_HANDOFFS)),
         )

@@ -81,9 +81,9 @@ class Cluster(BaseModel):
     started_at: float
     """This router, in seconds since 1970."""
     num_prompts: int
-    """Being served by this router; those that wait in its line among them."""
+    """That this router has; those that wait in its line among them."""
     num_in_line: int
-    """In this router, because all prefill queues are full."""
+    """In this router, for their turn or because all prefill queues are full."""
     workers: list[WorkerView]
     handoffs: list[Handoff]
     """Those under way, and those of the last seconds."""

@@ -72,8 +72,10 @@ class Lobby:
         if self._pumping is not None:
             await cancel_and_wait(self._pumping)
 
-    def __len__(self) -> int:
-        return len(self._queue)
+    @property
+    def num_prompts(self) -> int:
+        """That wait."""
+        return sum(len(entry.item.ticket.request.prompts) for entry in self._queue)
 
     def is_idle_but(self, ticket: Ticket) -> bool:
         """Nothing else runs or waits, neither here nor on workers."""

@@ -25,7 +25,7 @@ export class Relay {
       keyed(list, of(role), keyOf, makeWorker, updateWorker);
       list.parentElement.hidden = !of(role).length && cluster.mode === "colocated";
     }
-    const waiting = cluster.num_in_line ? `${cluster.num_in_line} wait here for a prefill queue` : "";
+    const waiting = cluster.num_in_line ? `${cluster.num_in_line} of them waiting here for a worker with room` : "";
     const running = cluster.num_prompts ? `${plural(cluster.num_prompts, "prompt")} being served` : "idle";
     setText(byId("line"), waiting ? `${running}, ${waiting}` : running);
     this.#track.show(cluster);

@@ -196,13 +196,17 @@ async def test_who_leaves_makes_room(
         assert num == (1 if leaves == "running" else CAPACITY)
 
 
-async def test_the_wait_is_explained(start_router: StartRouter, answer: Sequence[int]) -> None:
+async def test_the_wait_is_told_and_explained(
+    start_router: StartRouter, answer: Sequence[int]
+) -> None:
     async with (
         fake_cluster(answer) as cluster,
         start_router(cluster, **PATIENT) as router,
     ):
         doors = Doors(cluster, 100)
         tasks = await full(router, cluster)
+        told = (await router.http.get("/v1/cluster")).json()["cluster"]
+        assert (told["num_in_line"], told["num_prompts"]) == (1, CAPACITY + 1)
         await asyncio.sleep(0.2)
         for _ in tasks:
             doors.gate.release()
