@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from router.gate import GUARDED
+from router.gate import is_open
 from router.limits import Limits
 from router.unsupported import UNSUPPORTED
 
@@ -102,7 +102,7 @@ def _complete(document: Json, posts: Posts, model: str, limits: Limits) -> Json:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             errors = dict(_ANY_TIME)
-            if path.startswith(GUARDED):
+            if not is_open(path):
                 errors |= _WITHOUT_KEY
             if method == "post":
                 errors |= _OF_POSTS

@@ -56,6 +56,7 @@ async def test_only_who_has_a_key_comes_in(
             "/v1/requests",
             "/v1/ledger",
             "/tokenize",
+            "/detokenize",
             "/v1/nowhere",
         ]
         for headers, path in [(one, paths[0]) for one in wrong] + [({}, path) for path in paths]:
