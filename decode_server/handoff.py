@@ -123,8 +123,7 @@ class Handoff:
             first_token=first_token,
             num_tokens=self._num_tokens,
             block_size=self._engine.block_size,
-            # Decoding costs more of a busy core than the bytes that it saves, and the sender would
-            # take the pace for a slow link.
+            # Decoding costs more of a busy core than the bytes that it saves.
             codecs=() if self._fabric.is_paced else self._engine.kv_codecs,
             owner=self._request_id,
         )

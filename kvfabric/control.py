@@ -7,6 +7,7 @@ All have one fixed size, so that one small receive can always be posted. They ca
                         ABORT    this transfer is given up here
     receiver → sender   WELCOME  or REFUSED, in answer to HELLO
                         ABORT    this transfer is unknown, taken or lost here: stop sending it
+                        PACED    from here on frames may be kept waiting on purpose, or no longer
 """
 
 import struct
@@ -79,9 +80,14 @@ class Abort:
     reason: AbortReason
 
 
-Control = Hello | Welcome | Refused | Offer | Abort
+@dataclass(frozen=True, slots=True)
+class Paced:
+    is_on: bool
 
-_HELLO, _WELCOME, _REFUSED, _OFFER, _ABORT = range(1, 6)
+
+Control = Hello | Welcome | Refused | Offer | Abort | Paced
+
+_HELLO, _WELCOME, _REFUSED, _OFFER, _ABORT, _PACED = range(1, 7)
 
 
 def encode_control(message: Control) -> bytes:
@@ -98,6 +104,8 @@ def encode_control(message: Control) -> bytes:
             return _pack(_OFFER, a=num_frames)
         case Abort(transfer_id, reason):
             return _pack(_ABORT, code=reason, data=transfer_id)
+        case Paced(is_on):
+            return _pack(_PACED, code=is_on)
 
 
 def decode_control(message: bytes | bytearray) -> Control:
@@ -117,6 +125,8 @@ def decode_control(message: bytes | bytearray) -> Control:
                 return Offer(a)
             case 5:
                 return Abort(TransferId(data[:16]), AbortReason(code))
+            case 6 if code in (0, 1):
+                return Paced(code == 1)
     except ValueError as error:
         raise BadFrame(f"unknown code {code} in control message {kind}") from error
     raise BadFrame(f"unknown control message {kind}")

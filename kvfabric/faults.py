@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from kvfabric.control import Abort, Hello, Offer, Refused, Welcome, decode_control
+from kvfabric.control import Abort, Hello, Offer, Paced, Refused, Welcome, decode_control
 from kvfabric.errors import PeerLost
 from kvfabric.frame import FrameKind, read_frame
 from kvfabric.transport import Channel, Endpoint, Listener, OnEndpoint, Transport
@@ -48,15 +48,16 @@ class Fault(StrEnum):
     """The connection breaks."""
 
 
-KINDS = ("hello", "welcome", "refused", "offer", "abort", "kv", "commit", "void")
 _CONTROL_KINDS = {
     Hello: "hello",
     Welcome: "welcome",
     Refused: "refused",
     Offer: "offer",
     Abort: "abort",
+    Paced: "paced",
 }
 _FRAME_KINDS = {FrameKind.KV: "kv", FrameKind.COMMIT: "commit", FrameKind.VOID: "void"}
+KINDS = (*_CONTROL_KINDS.values(), *_FRAME_KINDS.values())
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from kvfabric.control import (
     AbortReason,
     Hello,
     Offer,
+    Paced,
     decode_control,
     encode_control,
 )
@@ -160,6 +161,8 @@ class Link:
                     if outgoing is not None:
                         error = TransferAborted(f"the receiver: {reason.name.lower()}")
                         outgoing.fail(error, tell_peer=False)
+                case Paced(is_on):
+                    self.speed.paced(is_on, self._clock())
                 case other:
                     raise BadFrame(f"{other} from a receiver")
 
@@ -231,8 +234,7 @@ class Link:
             self.break_off(error)
         else:
             if frame is not None:
-                if outgoing.ticket.codecs:  # a receiver that takes none may be slow on purpose
-                    self.speed.received(nbytes, posted_s, self._clock())
+                self.speed.received(nbytes, posted_s, self._clock())
                 self._counters.sent_frames += 1
                 self._counters.sent_nbytes += nbytes - message_nbytes(0)
 

@@ -3,7 +3,8 @@
 Life of a frame here:
 1. OFFER says that frames will come; only then are slots taken, so an idle peer pins none.
 2. A slot is acquired (the peer's cap and the budget hold the peer back: that is all the
-   back-pressure there is, but for the pace of a process that is busy) and posted as a receive.
+   back-pressure there is, but for the pace of a process that is busy, and the peer is told when
+   that begins and ends) and posted as a receive.
    Receives match in the order of the frames. A peer that offers and falls silent loses its
    connection, and its slots are free again.
 3. The frame lands, header and payload, in its slot. The header is judged, the checksum verified.
@@ -24,7 +25,9 @@ from kvfabric.control import (
     CONTROL_NBYTES,
     Abort,
     AbortReason,
+    Control,
     Offer,
+    Paced,
     Welcome,
     decode_control,
     encode_control,
@@ -52,7 +55,8 @@ from kvfabric.transport import Channel, Endpoint
 MAX_OFFERED = 1024
 """Frames a peer may have on offer; far more than any of ours ever has."""
 
-MAX_UNREAD_ABORTS = 64
+MAX_UNREAD = 64
+"""Control messages that a peer lets lie."""
 
 NUMBERS_REMEMBERED = 4 * MAX_OFFERED
 
@@ -82,12 +86,13 @@ class Reception:
         self._clock = asyncio.get_running_loop().time
         self._last_frame_s = 0.0  # when the last one came
         self._pace = pace
+        self._is_paced = False  # as the peer knows
         self._peer = 0  # generation of the sending process: its connections share one cap
         self._owed = 0  # frames offered and not yet given a slot
         self._numbers: OrderedDict[int, None] = OrderedDict()  # of the last messages
         self._offered = asyncio.Event()
         self._frames = TaskSet()
-        self._aborts: set[asyncio.Future[None]] = set()  # on their way
+        self._unread: set[asyncio.Future[None]] = set()  # control messages on their way
         self._broken: asyncio.Future[FabricError] = asyncio.get_running_loop().create_future()
 
     async def run(self, welcome: Welcome, handshake_timeout_s: float) -> None:
@@ -135,6 +140,7 @@ class Reception:
                 self._offered.clear()
                 await self._offered.wait()
             pace = self._pace if self._pace is not None and self._pace.is_on else None
+            self._tell_paced(pace is not None)
             if pace is not None:  # one frame after the other
                 await self._frames.join(self._install_timeout_s)
                 await pace.turn()
@@ -244,12 +250,21 @@ class Reception:
             raise ChecksumMismatch(f"frame {header.sequence} is not what was sent")
 
     def _send_abort(self, transfer_id: TransferId, reason: AbortReason) -> None:
-        if len(self._aborts) >= MAX_UNREAD_ABORTS:
-            self.break_off(BadFrame("the peer sends what nobody wants and reads no ABORT"))
+        self._say(Abort(transfer_id, reason))
+
+    def _tell_paced(self, is_on: bool) -> None:
+        """Before the first frame that it is about: a sender measures the link by its frames."""
+        if is_on != self._is_paced:
+            self._is_paced = is_on
+            self._say(Paced(is_on))
+
+    def _say(self, message: Control) -> None:
+        if len(self._unread) >= MAX_UNREAD:
+            self.break_off(BadFrame(f"the peer reads nothing that it is told, now {message}"))
             return
-        sent = self.endpoint.send(Channel.CONTROL, encode_control(Abort(transfer_id, reason)))
-        self._aborts.add(sent)
-        sent.add_done_callback(self._aborts.discard)
+        sent = self.endpoint.send(Channel.CONTROL, encode_control(message))
+        self._unread.add(sent)
+        sent.add_done_callback(self._unread.discard)
 
 
 async def _counted(take: Coroutine[None, None, None], pace: Pace) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvfabric.control import FACTS_NBYTES, Hello, Offer, encode_control
+from kvfabric.control import FACTS_NBYTES, Hello, Offer, Paced, encode_control
 from kvfabric.errors import FabricError, PeerLost
 from kvfabric.faults import KINDS, Fault, FaultPlan, kind_of
 from kvfabric.node import Node
@@ -174,7 +174,8 @@ async def test_abort_and_kill_fail_what_is_held_up() -> None:
 
 def test_kinds_are_those_of_our_messages() -> None:
     assert kind_of(Channel.CONTROL, encode_control(Offer(1))) == "offer"
-    assert len(set(KINDS)) == 8
+    assert kind_of(Channel.CONTROL, encode_control(Paced(True))) == "paced"
+    assert len(set(KINDS)) == 9
 
 
 async def end_of(sink: Sink) -> FabricError | None:

@@ -1,6 +1,11 @@
+from itertools import count
+
 import pytest
 
+from kvfabric.config import FabricConfig
 from kvfabric.link_speed import LinkSpeed
+from kvfabric.node import Node
+from kvfabric.pace import Pace
 from tests.kvfabric.rig import (
     SHAPE,
     Sink,
@@ -48,13 +53,48 @@ def test_it_follows_a_link_that_changes() -> None:
     assert speed.nbytes_per_s == pytest.approx(10 * MIB, rel=0.05)
 
 
+def test_frames_that_may_have_waited_on_purpose_tell_nothing() -> None:
+    speed = LinkSpeed()
+    speed.received(MIB, posted_s=1.0, received_s=1.1)
+    speed.paced(True, 1.2)
+    speed.received(MIB, posted_s=1.15, received_s=5.0)  # on its way when it began
+    speed.received(MIB, posted_s=2.0, received_s=9.0)
+    speed.paced(False, 9.5)
+    speed.received(MIB, posted_s=9.1, received_s=9.6)  # on its way when it ended
+    assert speed.nbytes_per_s == pytest.approx(10 * MIB)
+    for index in range(10, 40):
+        speed.received(MIB, posted_s=index, received_s=index + 0.01)
+    assert speed.nbytes_per_s == pytest.approx(100 * MIB, rel=0.05)
+
+
+async def _ship(prefill: Node, decode: Node, codecs: tuple[int, ...]) -> list[float]:
+    """Four frames; what is known of the links afterwards."""
+    ticket, sink = make_ticket(decode, 2048, codecs=codecs), Sink(2048)
+    decode.expect(ticket, SHAPE, sink)
+    await shipped(ship_all(prefill, ticket, Source(zero_kv(2048))))
+    await sink.commit()
+    return list(prefill.stats().links_nbytes_per_s.values())
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("codecs", [(), (1,)])
-async def test_a_link_learns_from_transfers_that_may_take_a_codec(codecs: tuple[int, ...]) -> None:
+async def test_a_link_learns_from_frames_that_its_receiver_does_not_pace(
+    codecs: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share: list[float | None] = [0.5]
+    ticks = count()  # a frame takes 10 ms of the receiver's thread
+    pace = Pace(lambda: share[0], lambda: 0.0, own_s=lambda: 0.01 * next(ticks))
+
+    def node(config: FabricConfig, staging: memoryview) -> Node:
+        return Node(config, staging, pace if config.generation == 2 else None)
+
+    monkeypatch.setattr("tests.kvfabric.rig.Node", node)
     async with open_nodes("inproc", slot_nbytes=512 << 10) as (prefill, decode):
-        ticket, sink = make_ticket(decode, 2048, codecs=codecs), Sink(2048)
-        decode.expect(ticket, SHAPE, sink)
-        await shipped(ship_all(prefill, ticket, Source(zero_kv(2048))))
-        await sink.commit()
-        speeds = prefill.stats().links_nbytes_per_s
-        assert [speed > 0 for speed in speeds.values()] == [True] * len(codecs)
+        assert await _ship(prefill, decode, codecs) == []
+        share[0] = None
+        learnt = await _ship(prefill, decode, codecs)
+        assert len(learnt) == 1
+        share[0] = 0.5  # after the ticket of such a transfer was minted, for all it knows
+        assert await _ship(prefill, decode, codecs) == learnt
+        share[0] = None
+        assert await _ship(prefill, decode, codecs) != learnt
