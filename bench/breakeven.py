@@ -10,8 +10,8 @@ answer: what a request waits, and what it makes others wait, are all in it.
 
 Regret: how much longer answers took than by the better of always local and always remote. It is
 never below 0, though a mix of both may be quicker than either. The goals: 5 % on average, 15 % at
-any point. The ceiling goes first; the last line is one JSON object, which bench.breakeven_plot
-draws.
+any point. The ceiling goes first. Each point is told when it is measured, also as a line of JSON:
+a run that is cut off has told all it knew; bench.breakeven_plot draws it. The last line sums up.
 """
 
 import argparse
@@ -199,8 +199,14 @@ async def run(args: argparse.Namespace, ports: dict[str, int], model: str) -> li
             num = max(waves * _LEAST_REQUESTS, waves * load)
             setting = Setting(length, load, args.output_len, num)
             rows.append(await bench.measure(setting, args.rounds))
-            print(line(rows[-1]), flush=True)
+            print(line(rows[-1]), told_as(args, rows=[rows[-1]]), sep="\n", flush=True)
     return rows
+
+
+def told_as(args: argparse.Namespace, **figures: Any) -> str:
+    """A line of JSON, with how they were measured."""
+    settings = {"output_len": args.output_len, "rounds": args.rounds, "waves": args.waves}
+    return json.dumps({"bench": "breakeven", **settings, **figures})
 
 
 def _numbers(text: str) -> list[int]:
@@ -241,8 +247,7 @@ def main() -> None:
         rows = asyncio.run(run(args, ports, model))
     told = summary(rows)
     print(f"regret: mean {told['mean_regret']:.1%}, worst {told['worst_regret']:.1%}")
-    settings = {"output_len": args.output_len, "rounds": args.rounds, "waves": args.waves}
-    print(json.dumps({"bench": "breakeven", **settings, **told, "rows": rows}))
+    print(told_as(args, **told))
 
 
 if __name__ == "__main__":

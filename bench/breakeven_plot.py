@@ -36,13 +36,18 @@ def draw(rows: Sequence[Row]) -> str:
     return document([one(load, found) for load, found in by_load.items()])
 
 
+def rows_of(text: str) -> list[Row]:
+    """Of what `bench.breakeven` printed, or of the lines of JSON in it."""
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return [row for told in lines for row in told.get("rows", ())]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.breakeven_plot", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("lines", type=Path, nargs="+")
     args = parser.parse_args()
-    lines = [json.loads(line) for path in args.lines for line in path.read_text().splitlines()]
-    args.out.write_text(draw([row for told in lines for row in told["rows"]]))
+    args.out.write_text(draw(rows_of("\n".join(path.read_text() for path in args.lines))))
 
 
 if __name__ == "__main__":

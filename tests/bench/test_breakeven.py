@@ -1,11 +1,12 @@
 """The arithmetic of the break-even benchmark, its plot, and the scaled replay of a trace."""
 
+from argparse import Namespace
 from xml.etree import ElementTree
 
 import pytest
 
-from bench.breakeven import Measured, Setting, regret, row, summary
-from bench.breakeven_plot import draw
+from bench.breakeven import Measured, Setting, line, regret, row, summary, told_as
+from bench.breakeven_plot import draw, rows_of
 from bench.replay_live import Answer, ceiling, report, scaled, token_ids
 from bench.traces import Arrival
 
@@ -24,6 +25,14 @@ def test_regret_is_what_the_better_way_would_have_saved() -> None:
     good = row(Setting(128, 4, 8, 8), found([10, 10, 10], [20, 20, 20], [10, 10, 10]))
     assert summary([told, good]) == {"mean_regret": 0.1, "worst_regret": 0.2, "met": False}
     assert summary([good])["met"]
+
+
+def test_each_point_is_told_by_itself_and_drawn() -> None:
+    args = Namespace(output_len=8, rounds=1, waves=2)
+    rows = [row(Setting(tokens, 1, 8, 8), found([1], [2], [1])) for tokens in (32, 64)]
+    points = [f"{line(one)}\n{told_as(args, rows=[one])}" for one in rows]
+    assert rows_of("\n".join([*points, told_as(args, **summary(rows))])) == rows
+    assert rows_of(points[0]) == rows[:1]  # and the run was cut off
 
 
 def test_the_plot_has_a_panel_for_each_load() -> None:
