@@ -15,7 +15,7 @@ import pytest
 
 from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
-from tests.e2e.cluster import MODEL_NAME, Cluster, WorkerProcess
+from tests.e2e.cluster import MODEL_NAME, Cluster, RouterProcess, WorkerProcess
 
 QUESTION = {
     "model": MODEL_NAME,
@@ -199,3 +199,41 @@ async def test_hostile_tickets(cluster: Cluster, change: dict[str, object]) -> N
     ), refusal.value
     await asyncio.to_thread(cluster.assert_all_back)
     assert await asyncio.to_thread(answer, cluster)
+
+
+WHO = ("name", "role", "ready")
+ALL = (*WHO, "num_waiting", "num_running", "blocks", "num_transfers")
+
+
+async def test_512_at_once_and_a_second_router_in_the_midst(cluster: Cluster) -> None:
+    """Each is answered, or told when to come back; nothing is left, and both routers know the same
+    of the workers."""
+    first = cluster.routers[0]
+    body = {**QUESTION, "prompt": [5, 6, 7] * 10, "max_tokens": 4}
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=first.url, timeout=100, limits=limits) as client:
+        asked = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(512)]
+        second = await asyncio.to_thread(cluster.router)
+        await asyncio.to_thread(second.wait_ready)
+        await asyncio.to_thread(second.wait_until, lambda: agree(first, second, WHO), "agreed")
+        responses = await asyncio.gather(*asked)
+    assert {response.status_code for response in responses} <= {200, 429}
+    refused = [response for response in responses if response.status_code == 429]
+    assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
+    texts = {r.json()["choices"][0]["text"] for r in responses if r.status_code == 200}
+    assert len(texts) == 1
+    await asyncio.to_thread(cluster.assert_all_back)
+    metrics = first.metrics()
+    for gauge in ("baton_requests_in_flight", "baton_admission_queue_length"):
+        assert metrics.value(gauge) == 0
+    await asyncio.to_thread(second.wait_until, lambda: agree(first, second, ALL), "agreed on load")
+
+
+def agree(first: RouterProcess, second: RouterProcess, facts: tuple[str, ...]) -> bool:
+    """On these of all workers."""
+
+    def told(router: RouterProcess) -> list[list[object]]:
+        view = httpx.get(f"{router.url}/v1/cluster", timeout=10).json()
+        return sorted([worker[fact] for fact in facts] for worker in view["cluster"]["workers"])
+
+    return told(first) == told(second)
