@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from http import HTTPStatus
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import ApiError, Disconnected, ShuttingDown
-from router.exchange import while_connected
+from router.exchange import send_in_time, while_connected
 
 TICK_S = 0.25
 QUIET_S = 2.0
@@ -130,14 +130,14 @@ class FeedResponse(Response):
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
         ]
-        try:
-            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
-            async for event in self._feed.events():
-                async with asyncio.timeout(self._send_timeout_s):
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except (TimeoutError, OSError) as error:
-            raise Disconnected("the viewer takes nothing any more") from error
+
+        async def put(message: Message) -> None:
+            await send_in_time(send, message, self._send_timeout_s)
+
+        await put({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
+        async for event in self._feed.events():
+            await put({"type": "http.response.body", "body": event, "more_body": True})
+        await put({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _event(topic: str, text: str) -> bytes:

@@ -92,11 +92,16 @@ class Reply:
         await self._put({"type": "http.response.body", "body": body, "more_body": more_body})
 
     async def _put(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._send(message)
-        except (TimeoutError, OSError) as error:
-            raise Disconnected("the client takes nothing any more") from error
+        await send_in_time(self._send, message, self._timeout_s)
+
+
+async def send_in_time(send: Send, message: Message, timeout_s: float) -> None:
+    """Raises Disconnected if the client has not taken it by then."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await send(message)
+    except (TimeoutError, OSError) as error:
+        raise Disconnected("the client takes nothing any more") from error
 
 
 Answer = Callable[[JSONObject, Reply], Coroutine[Any, Any, None]]
