@@ -5,8 +5,8 @@
 3. `admitted`, once its tokens are known: tokens a minute, then its turn (router/lobby.py). What it
    was served is settled when it has ended, however it ended.
 
-Refusals are `Refused`, 429 with Retry-After. Until `admitted` lets a request through, it holds
-nothing on any worker.
+Refusals are `TooManyRequests`. Until `admitted` lets a request through, it holds nothing on any
+worker.
 """
 
 import math
@@ -14,14 +14,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry
 
 from router.admission_metrics import AdmissionMetrics
 from router.config import RouterConfig
 from router.early_rejection import Times, judge
-from router.errors import ApiError
+from router.errors import TooManyRequests
 from router.key_source import KeySource
 from router.lobby import Lobby, LobbyFull, WaitedTooLong
 from router.objective import Wish
@@ -38,19 +37,6 @@ _TEXTS = {
     "tokens_per_min": "This key allows {limit} tokens a minute",
     "concurrent": "This key allows {limit} requests at once",
 }
-
-
-class Refused(ApiError):
-    """`reason` is a word for metrics."""
-
-    def __init__(self, reason: str, text: str, retry_after_s: float) -> None:
-        super().__init__(
-            HTTPStatus.TOO_MANY_REQUESTS,
-            f"{text}; try again in {retry_after_s:.1f} s.",
-            code="rate_limit_exceeded",
-            headers={"Retry-After": str(max(1, math.ceil(retry_after_s)))},
-        )
-        self.reason = reason
 
 
 class Admission:
@@ -85,7 +71,7 @@ class Admission:
 
     @contextmanager
     def entering(self, grant: Grant) -> Iterator[None]:
-        """For the life of a request. Raises Refused."""
+        """For the life of a request. Raises TooManyRequests."""
         self._check(self.limits.begin(grant, time.monotonic()))
         try:
             yield
@@ -96,7 +82,7 @@ class Admission:
     async def admitted(
         self, record: RequestRecord, request: ValidRequest
     ) -> AsyncIterator[ValidRequest]:
-        """While it is served. The request as it is to be served. Raises Refused."""
+        """While it is served. The request as it is to be served. Raises TooManyRequests."""
         objective = record.wish.over(record.grant.wish).over(self._wish).objective
         ticket = Ticket(record, request, objective, self._placer.num_outputs)
         ticket.patience_s = self._queue_wait_s
@@ -121,7 +107,7 @@ class Admission:
         return has_objective and not self._lobby.is_idle_but(ticket)
 
     def _judge(self, ticket: Ticket, wait_s: float) -> None:
-        """Raises Refused if it would miss its objective because of load."""
+        """Raises TooManyRequests if it would miss its objective because of load."""
         prompt = max(ticket.request.prompts, key=lambda one: len(one.token_ids))
         found = self._lobby.predict(replace(prompt, objective=ticket.objective.after(wait_s)))
         if found is None:
@@ -173,7 +159,7 @@ class Admission:
 
     def _refuse(self, reason: str, text: str, retry_after_s: float) -> None:
         self.metrics.refused(reason)
-        raise Refused(reason, text, retry_after_s)
+        raise TooManyRequests(text, retry_after_s)
 
     def _on_reload(self, went_well: bool) -> None:
         self.metrics.reloaded(went_well)

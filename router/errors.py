@@ -9,7 +9,8 @@ RouterError
 │   ├── NoRetryLeft       503  it failed, and so many do that it is not tried again
 │   ├── CompilersBusy     503  others' grammars are being compiled
 │   ├── TemplateOccupied  503  others' chats are being rendered
-│   ├── Overloaded        429  every prefill queue was full for too long
+│   ├── TooManyRequests   429  refused at admission (router/admission.py), or
+│   │   └── Overloaded             every prefill queue was full for too long
 │   ├── ShuttingDown      503
 │   ├── RequestTimedOut   504
 │   └── InternalError     500  a bug of ours: the log has it, by the request's id
@@ -117,15 +118,20 @@ class ShuttingDown(_Unavailable):
         super().__init__("The server is shutting down.", "shutting_down")
 
 
-class Overloaded(ApiError):
-    def __init__(self, waited_s: float, retry_after_s: float) -> None:
+class TooManyRequests(ApiError):
+    def __init__(self, text: str, retry_after_s: float) -> None:
         super().__init__(
             HTTPStatus.TOO_MANY_REQUESTS,
-            f"The request waited {waited_s:g} s, and the queues of all prefill workers are full; "
-            f"try again in {retry_after_s:.1f} s.",
+            f"{text}; try again in {retry_after_s:.1f} s.",
             code="rate_limit_exceeded",
             headers={"Retry-After": str(max(1, math.ceil(retry_after_s)))},
         )
+
+
+class Overloaded(TooManyRequests):
+    def __init__(self, waited_s: float, retry_after_s: float) -> None:
+        text = f"The request waited {waited_s:g} s, and the queues of all prefill workers are full"
+        super().__init__(text, retry_after_s)
 
 
 class RequestTimedOut(ApiError):

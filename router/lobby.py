@@ -22,7 +22,7 @@ from router.placer import Placer, Prediction
 from router.request import ValidPrompt
 from router.room import OnTheWay, Spot, has_room
 from router.tasks import cancel_and_wait
-from router.ticket import OUTPUT_WORTH, Served, Ticket
+from router.ticket import OUTPUT_WORTH, Ticket
 from router.workers import Worker, WorkerSet
 
 _ACCOUNT_S = 0.1
@@ -224,7 +224,7 @@ class Lobby:
         through."""
         served = ticket.served
         new = served.since(ticket.accounted)
-        ticket.accounted = Served(served.prompt, served.output)
+        ticket.accounted = served
         self._queue.charge(ticket.tenant, OUTPUT_WORTH * new.output)
         self._metrics.served(ticket.tenant.name, "prompt", new.prompt)
         self._metrics.served(ticket.tenant.name, "output", new.output)
