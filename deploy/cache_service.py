@@ -32,12 +32,11 @@ class CacheService(pb_grpc.CacheServicer):
         _check(request, self._engine.max_model_len)
         ttl_s = request.ttl_ms / 1000
         until_s = time.monotonic() + ttl_s
-        async with asyncio.timeout(ANSWER_S):
-            outcome = await asyncio.wrap_future(
-                self._engine.pin(request.name, request.token_ids, request.cache_salt, until_s)
-            )
-        # The loop's clock is the same one; a moment later it is certainly over.
+        taken = self._engine.pin(request.name, request.token_ids, request.cache_salt, until_s)
+        # Whether or not it answers in time. The engine hears of the end after the pin.
         asyncio.get_running_loop().call_later(ttl_s, self._expire, until_s)
+        async with asyncio.timeout(ANSWER_S):
+            outcome = await asyncio.wrap_future(taken)
         max_pinned = self._engine.max_pinned
         log.info("pinned", pin=request.name, ttl_s=ttl_s, **outcome._asdict())
         return pb.PinReply(**outcome._asdict(), max_pinned=max_pinned)

@@ -2,13 +2,15 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from deploy import cache_service
 from deploy.cache_service import CacheService
-from engine.engine import Engine
+from engine.engine import Engine, PinOutcome
 from engine.engine_config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.request import EngineRequest, Leg, RequestId, SamplingParams
@@ -100,6 +102,23 @@ async def test_its_time_ends_by_itself_and_salts_keep_prefixes_apart(rig: Rig) -
     await until(lambda: not rig.engine.stats().pins)
     await rig.flood()
     assert await rig.ask(PINNED) == 0
+
+
+async def test_the_time_of_a_pin_ends_whose_answer_came_too_late(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin = rig.engine.pin
+
+    def slow(name: str, token_ids: Sequence[int], salt: str, until_s: float) -> Future[PinOutcome]:
+        pin(name, token_ids, salt, until_s)
+        return Future()
+
+    monkeypatch.setattr(rig.engine, "pin", slow)
+    monkeypatch.setattr(cache_service, "ANSWER_S", 0.02)
+    with pytest.raises(TimeoutError):
+        await rig.pin(ttl_ms=400)
+    await until(lambda: rig.engine.stats().pins == 1)
+    await until(lambda: not rig.engine.stats().pins)
 
 
 @pytest.mark.parametrize(
