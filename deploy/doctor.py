@@ -202,9 +202,16 @@ def _cache(options: Namespace) -> Iterator[Finding]:
 
 def _cluster(options: Namespace) -> Iterator[Finding]:
     try:
-        with target.client_of(options) as http:
+        http = target.client_of(options)
+    except NoRouter:  # none is meant
+        yield _port(options.port)
+        return
+    try:
+        with http:
             cluster = ask(http, "/v1/cluster")["cluster"]
-    except NoRouter:
+    except NoRouter as error:
+        advice = "`baton up` starts one; where there are keys, --api-key-file names an operator's."
+        yield Finding("cluster", "note", str(error), advice)
         yield _port(options.port)
         return
     problems = [f"{one['name']}: {one['problem']}" for one in cluster["workers"] if one["problem"]]

@@ -10,6 +10,7 @@ import pytest
 
 from deploy import doctor
 from deploy.doctor import Finding
+from tests.ports import free_port
 
 
 def test_a_port_that_is_taken() -> None:
@@ -21,6 +22,15 @@ def test_a_port_that_is_taken() -> None:
     assert found.level == "fix"
     assert str(port) in found.said
     assert "--port" in found.advice
+
+
+def test_a_router_that_is_named_and_does_not_answer() -> None:
+    port = free_port()
+    options = Namespace(url=f"http://127.0.0.1:{port}", api_key_file="", port=port)
+    cluster, own = doctor._cluster(options)
+    assert (cluster.what, cluster.level) == ("cluster", "note")
+    assert "does not answer" in cluster.said
+    assert own == Finding("port", "ok", f"{port} is free")
 
 
 def test_rdma_devices_are_named(tmp_path: Path) -> None:
