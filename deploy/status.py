@@ -26,7 +26,9 @@ WIDE = 80
 """Columns; with fewer, the bars and the slots are left out."""
 KV_CELLS = 12
 """Width of the bar of a pool's blocks."""
-KV_MARKS = {"held": "█", "promised": "▓", "in_flight": "▒", "cached": "░", "free": "·"}
+KV_MARKS = {
+    "held": "█", "promised": "▓", "in_flight": "▒", "pinned": "▪", "cached": "░", "free": "·"
+}  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"baton: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 0
+        return 0 if options.watch else 130
     return 0
 
 

@@ -8,6 +8,7 @@ import { Track } from "./track.js";
 const KV = [
   ["held", "in use"],
   ["promised", "promised"],
+  ["pinned", "pinned"],
   ["cached", "cached"],
   ["free", "free"],
 ];

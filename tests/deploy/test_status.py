@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.status import KV_CELLS, KV_MARKS, kv_bar, ledger_problems
+from router.cluster_view import Blocks
 
 COUNT = st.integers(0, 5000)
 
@@ -20,6 +21,12 @@ def test_a_bar_shows_the_little_that_is_there() -> None:
     assert kv_bar(pool, 10000).count(KV_MARKS["held"]) == 1
     assert kv_bar(dict.fromkeys(KV_MARKS, 0), 0) == KV_MARKS["free"] * KV_CELLS
     assert kv_bar(dict.fromkeys(KV_MARKS, 0) | {"cached": 8}, 8) == KV_MARKS["cached"] * KV_CELLS
+
+
+def test_a_bar_shows_what_is_pinned_and_not_as_free() -> None:
+    blocks = Blocks(free=0, cached=0, pinned=KV_CELLS, promised=0, held=0, in_flight=0)
+    assert set(KV_MARKS) == set(blocks.model_dump())
+    assert kv_bar(blocks.model_dump(), KV_CELLS) == KV_MARKS["pinned"] * KV_CELLS
 
 
 def books(worker: str, **changed: object) -> dict[str, object]:
