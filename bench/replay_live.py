@@ -96,6 +96,8 @@ class Client:
                 usage = event.get("usage") or usage
                 if event["choices"]:
                     times.append(time.perf_counter())
+        if not times or not usage:
+            raise ValueError("an answer without tokens or usage")
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         tpot = (times[-1] - times[0]) / max(1, usage["completion_tokens"] - 1)
         return Answer(times[0] - began, tpot, usage["prompt_tokens"], cached)
@@ -126,6 +128,9 @@ async def replay(
 
 
 def report(answers: Sequence[Answer], wrong: Sequence[str]) -> dict[str, Any]:
+    """Without answers, how many failed is all there is."""
+    if not answers:
+        return {"answered": 0, "failed": len(wrong)}
     ttfts = sorted(answer.ttft for answer in answers)
     total = sum(answer.num_tokens for answer in answers)
     return {

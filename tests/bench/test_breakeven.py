@@ -67,3 +67,4 @@ def test_the_report_of_a_replay() -> None:
     assert (told["answered"], told["failed"], told["hit_rate"]) == (2, 1, 0.25)
     assert told["mean_ttft_s"] == told["p50_ttft_s"] == pytest.approx(0.2)
     assert told["mean_tpot_ms"] == pytest.approx(20)
+    assert report([], ["it broke"]) == {"answered": 0, "failed": 1}
