@@ -20,7 +20,7 @@ from runtime.tls import TLS, BadTLS
 
 DESCRIPTION = """\
 Baton's router: OpenAI's API in front of prefill and decode workers. It speaks HTTP to clients and
-gRPC to workers, turns text into tokens and back, and sends each prompt to the least loaded pair.
+gRPC to workers, turns text into tokens and back, and sends each prompt where it is quickest.
 Start the workers first or later, in any order: /readyz says when there is a pair.
 Example: python -m router --model-path FOLDER --served-model-name smollm2 --decode 127.0.0.1:7100
 --prefill 127.0.0.1:7000. Each flag can also be set as BATON_<FLAG> in the environment.

@@ -187,6 +187,15 @@ class RouterConfig:
     log_level: Literal["debug", "info", "warning", "error"] = flag("info", help="what is logged")
 
     @property
+    def is_colocated(self) -> bool:
+        return self.mode == "colocated"
+
+    @property
+    def is_local(self) -> bool:
+        """Decode workers compute all prompts."""
+        return self.is_colocated or self.prefill_at == "local"
+
+    @property
     def limits(self) -> Limits:
         return Limits(
             max_prompts=self.max_prompts,

@@ -1,6 +1,7 @@
 """Serves one prompt: picks workers, runs attempts, and makes a fault cost time, not the answer.
 
-1. Pick the least loaded pair; wait a bounded time for one if no worker is ready.
+1. Pick the pair that router/placer.py finds best, else the least loaded; wait a bounded time for
+   one if no worker is ready.
 2. Run an attempt (router/decode_leg.py). One token needs no handoff: a prefill leg alone.
 3. A full prefill queue is no fault: the prompt gives its promise back, waits in the router's line
    for a bounded time, and tries again; at the end the client hears 429. Where the client has tokens
@@ -72,7 +73,9 @@ class Dispatcher:
         last prefill worker has been given another one, decode computes prompts."""
         prefills = self._workers.prefills
         pair = pick_pair(self._workers.decodes, prefills)
-        return pair is not None and (self._is_colocated or pair.prefill is not None or not prefills)
+        return pair is not None and (
+            self._config.is_colocated or pair.prefill is not None or not prefills
+        )
 
     @property
     def num_in_line(self) -> int:
@@ -181,7 +184,7 @@ class Dispatcher:
 
     def _pick_for_one_token(self, progress: Progress) -> PrefillWorker | None:
         """Prefill samples token 0 itself: if it is the only one, nothing is handed over."""
-        if self._is_local or progress.prompt.sampling.max_tokens > 1:
+        if self._config.is_local or progress.prompt.sampling.max_tokens > 1:
             return None
         return pick_with_room(self._prefills_left(progress), progress)
 
@@ -233,7 +236,7 @@ class Dispatcher:
         return verdicts_by_cost(verdicts, progress, decodes)
 
     def _prefills_left(self, progress: Progress) -> Sequence[PrefillWorker]:
-        if self._is_local or progress.is_for_decode_alone:
+        if self._config.is_local or progress.is_for_decode_alone:
             return ()
         failed = progress.failed_prefills
         return [worker for worker in self._workers.prefills if worker.address not in failed]
@@ -245,8 +248,8 @@ class Dispatcher:
             return None
         placed = progress.placement
         reason = "cheaper_here" if placed is not None and placed.other else NO_PREFILL_WORKER
-        if self._is_local:
-            reason = "colocated" if self._is_colocated else "forced_local"
+        if self._config.is_local:
+            reason = "colocated" if self._config.is_colocated else "forced_local"
         if progress.is_for_decode_alone:
             reason = "queue_full"
         self._metrics.local_prefills.labels(reason).inc()
@@ -281,14 +284,6 @@ class Dispatcher:
         self._workers.report(worker, failure)
         self._metrics.count_retry(leg, failure.reason)
         log.warning("leg failed", leg=leg, worker=worker.name, **_words(failure))
-
-    @property
-    def _is_local(self) -> bool:
-        return self._is_colocated or self._config.prefill_at == "local"
-
-    @property
-    def _is_colocated(self) -> bool:
-        return self._config.mode == "colocated"
 
 
 def _words(failure: LegFailed) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Lobby:
         self._metrics = metrics
         self._ahead_s = config.ahead_ms / 1000
         self._is_forced = config.prefill_at == "remote"
-        self._is_local = config.mode == "colocated" or config.prefill_at == "local"
+        self._is_local = config.is_local
         self._queue = FairQueue[_Waiting](max(1, config.max_queue))
         self._inside: set[Ticket] = set()
         self._unplaced: set[Ticket] = set()  # of those, with prompts that no worker has yet

@@ -1,6 +1,7 @@
 """Prefill legs: one `Prefill` call, and all the calls that one Generate stream comes to need.
 
-1. Decode reserves room and the ticket goes to the least loaded prefill worker of its kind.
+1. Decode reserves room and the ticket goes to the prefill worker that the prompt was placed on,
+   else to the least loaded one of its kind.
 2. A worker whose queue is full has begun nothing: the same ticket goes to another. When all are
    full, that is the outcome, and the prompt waits in the router (router/queue_line.py).
 3. A leg that fails excludes its worker; `Renew` asks decode for another ticket, which starts the

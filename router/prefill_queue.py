@@ -25,9 +25,6 @@ class Wait(NamedTuple):
     """That it would be computed before."""
 
 
-NO_WAIT = Wait(0.0, 0)
-
-
 @dataclass(slots=True)
 class _Job:
     num_left: float

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prefill_queue import NO_WAIT, PrefillQueue, Wait
+from router.prefill_queue import PrefillQueue, Wait
 
 
 def test_first_come_first_served_waits_for_all() -> None:
@@ -14,7 +14,7 @@ def test_first_come_first_served_waits_for_all() -> None:
     assert queue.look(0.0, 1) == pytest.approx((1.1, 0))
     assert queue.look(0.4, 1) == pytest.approx((0.7, 0))
     assert queue.look(1.05, 1) == pytest.approx((0.05, 0))
-    assert queue.look(9.0, 1) == NO_WAIT
+    assert queue.look(9.0, 1) == Wait(0.0, 0)
 
 
 def test_the_short_goes_before_the_long_until_that_has_aged() -> None:
@@ -41,7 +41,7 @@ def test_who_has_a_first_token_is_no_more_in_the_way() -> None:
     queue.add(0.0, 1000, 5.0, lambda: over[0])
     assert queue.look(1.0, 1).ahead_s == pytest.approx(4.0)
     over[0] = True
-    assert queue.look(1.0, 1) == NO_WAIT
+    assert queue.look(1.0, 1) == Wait(0.0, 0)
 
 
 def test_what_others_have_sent_counts_as_before_it() -> None:
@@ -71,4 +71,4 @@ def test_more_work_is_never_less_to_wait_for(
     assert long.ahead_s <= total_s + 1e-9
     later = queue.look(now_s + 1.0, num)
     assert later.ahead_s <= total_s
-    assert queue.look(now_s + total_s + 1.0, num) == NO_WAIT
+    assert queue.look(now_s + total_s + 1.0, num) == Wait(0.0, 0)
