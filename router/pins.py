@@ -3,8 +3,9 @@
 1. `pin` tells all workers; what of the prefix they have cached, or come to have, they keep, up to
    a cap of their own (engine/block_pool.py).
 2. `look` hears of each state that a worker tells: one that has joined, or is another process than
-   before, is told of the pins that still stand.
-3. `unpin` tells them all again. What time ends, workers end by themselves.
+   before, is told of the pins that still stand; so is, after a pause, one whose call failed.
+3. `unpin` tells them all again, and later those whose call failed. What time ends, workers end by
+   themselves.
 
 A pin is a router's: several routers do not know each other's, and workers hear of all of them.
 """
@@ -15,7 +16,8 @@ import struct
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 import grpc
 from pydantic import BaseModel
@@ -27,6 +29,11 @@ from router.workers import WorkerSet
 from runtime.log import get_logger
 
 log = get_logger()
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+"""Before a call that failed is made again; each time twice as long."""
+_FOR_GOOD = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
+"""A process that answers so will answer so again."""
 
 Process = tuple[str, int]
 """Address and generation."""
@@ -62,6 +69,14 @@ class _Pin:
     cache_salt: str
     until_s: float
     kept: dict[Process, Kept] = field(default_factory=dict)
+    failed: dict[Process, "_Failed"] = field(default_factory=dict)
+
+
+class _Failed(NamedTuple):
+    """A call to one process."""
+
+    pause_s: float
+    again_at_s: float
 
 
 class PinBoard:
@@ -72,7 +87,8 @@ class PinBoard:
         workers.on_heard = self.look
         self._clock = clock
         self._pins: dict[str, _Pin] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+        self._unpinned: dict[str, _Pin] = {}  # which some worker has not heard of
+        self._telling: set[asyncio.Task[object]] = set()
 
     async def pin(
         self, token_ids: tuple[int, ...], cache_salt: str, ttl_s: float, name: str = ""
@@ -82,22 +98,16 @@ class PinBoard:
         name = name or _name_of(token_ids, cache_salt)
         pin = _Pin(name, token_ids, cache_salt, self._clock() + ttl_s)
         self._pins[name] = pin
+        self._unpinned.pop(name, None)
         await asyncio.gather(*(self._tell(pin, worker) for worker in self._processes()))
         return self._view(pin)
 
     async def unpin(self, name: str) -> bool:
         """False: neither we nor a worker knew of it."""
-        was_there = self._pins.pop(name, None) is not None
-
-        async def tell(worker: Worker) -> bool:
-            try:
-                return await worker.unpin(name)
-            except grpc.aio.AioRpcError as error:
-                log.warning("not unpinned", pin=name, worker=worker.name, why=_why(error))
-                return False
-
-        told = await asyncio.gather(*(tell(worker) for worker in self._processes()))
-        return was_there or any(told)
+        pin = self._pins.pop(name, None)
+        workers = self._processes()
+        told = await asyncio.gather(*(self._untell(name, worker, pin) for worker in workers))
+        return pin is not None or any(told)
 
     def all(self) -> list[PinView]:
         """That still stand."""
@@ -106,18 +116,25 @@ class PinBoard:
 
     def look(self, worker: Worker) -> None:
         """It has told its state."""
-        if not self._pins:
+        if not self._pins and not self._unpinned:
             return
         self._expire()
+        process = _process(worker)
         for pin in self._pins.values():
-            if _process(worker) not in pin.kept:
-                pin.kept[_process(worker)] = Kept(worker=worker.name, problem="being told")
+            if process not in pin.kept:
+                pin.kept[process] = Kept(worker=worker.name, problem="being told")
                 self._spawn(self._tell(pin, worker))
+            elif self._is_due(pin, process):
+                self._spawn(self._tell(pin, worker))
+        for pin in self._unpinned.values():
+            if self._is_due(pin, process):
+                self._spawn(self._untell(pin.name, worker, pin))
 
     async def close(self) -> None:
         await cancel_and_wait(*self._telling)
 
     async def _tell(self, pin: _Pin, worker: Worker) -> None:
+        process = _process(worker)
         remaining_ms = max(1, round((pin.until_s - self._clock()) * 1000))
         request = pb.PinRequest(
             name=pin.name,
@@ -128,9 +145,10 @@ class PinBoard:
         try:
             reply = await worker.pin(request)
         except grpc.aio.AioRpcError as error:
+            self._note_failed("not pinned", pin, process, error)
             kept = Kept(worker=worker.name, problem=_why(error))
-            log.warning("not pinned", pin=pin.name, worker=worker.name, why=kept.problem)
         else:
+            pin.failed.pop(process, None)
             kept = Kept(
                 worker=worker.name,
                 num_blocks=reply.num_blocks,
@@ -138,9 +156,41 @@ class PinBoard:
                 num_pinned=reply.num_pinned,
                 max_pinned=reply.max_pinned,
             )
-        pin.kept[_process(worker)] = kept
+        pin.kept[process] = kept
         if pin.name not in self._pins:  # unpinned meanwhile
-            await self.unpin(pin.name)
+            await self._untell(pin.name, worker, pin)
+
+    async def _untell(self, name: str, worker: Worker, pin: _Pin | None) -> bool:
+        """False: it knew of none, or cannot be told now; then it hears later, if it was `pin`."""
+        process = _process(worker)
+        try:
+            was_there = await worker.unpin(name)
+        except grpc.aio.AioRpcError as error:
+            if pin is not None and name not in self._pins:
+                self._note_failed("not unpinned", pin, process, error)
+                self._unpinned[name] = pin
+            return False
+        if pin is not None:
+            pin.failed.pop(process, None)
+        return was_there
+
+    def _is_due(self, pin: _Pin, process: Process) -> bool:
+        """A call failed, and it is time to make it again. Says so once."""
+        failed = pin.failed.get(process)
+        if failed is None or failed.again_at_s > self._clock():
+            return False
+        pin.failed[process] = failed._replace(again_at_s=inf)
+        return True
+
+    def _note_failed(
+        self, what: str, pin: _Pin, process: Process, error: grpc.aio.AioRpcError
+    ) -> None:
+        if (before := pin.failed.get(process)) is None:
+            log.warning(what, pin=pin.name, worker=process[0], why=_why(error))
+        pause_s = min(_LONGEST_PAUSE_S, 2 * before.pause_s if before else _FIRST_PAUSE_S)
+        is_for_good = error.code() in _FOR_GOOD
+        again_at_s = inf if is_for_good else self._clock() + pause_s
+        pin.failed[process] = _Failed(pause_s, again_at_s)
 
     def _processes(self) -> list[Worker]:
         """Those that were heard of, each once."""
@@ -159,8 +209,11 @@ class PinBoard:
     def _expire(self) -> None:
         now_s = self._clock()
         self._pins = {name: pin for name, pin in self._pins.items() if pin.until_s > now_s}
+        self._unpinned = {
+            name: pin for name, pin in self._unpinned.items() if pin.failed and pin.until_s > now_s
+        }
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work)
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)

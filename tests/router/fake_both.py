@@ -1,5 +1,7 @@
 """A fake worker with both services and a duty, as real ones have them."""
 
+from typing import Any
+
 import grpc
 
 from protos import serving_pb2 as pb
@@ -16,6 +18,8 @@ class FakeBoth(FakeDecode, pb_grpc.DutyServicer, pb_grpc.CacheServicer):
         self.prefill = FakePrefill(relay, name)
         self.assignments: list[pb.AssignRequest] = []
         self.pins: dict[str, pb.PinRequest] = {}
+        self.num_failing_pins = 0
+        """Calls about pins that fail from now on."""
 
     def _add(self, server: grpc.aio.Server) -> None:
         super()._add(server)
@@ -28,12 +32,27 @@ class FakeBoth(FakeDecode, pb_grpc.DutyServicer, pb_grpc.CacheServicer):
         self.serves(*request.roles)
         return pb.AssignReply(num_leaving=2)
 
-    async def Pin(self, request: pb.PinRequest, context: object) -> pb.PinReply:
+    async def Pin(
+        self,
+        request: pb.PinRequest,
+        context: "grpc.aio.ServicerContext[pb.PinRequest, pb.PinReply]",
+    ) -> pb.PinReply:
+        await self._fail_if_told(context)
         self.pins[request.name] = request
         return pb.PinReply(num_blocks=3, num_cached=2, num_pinned=1, max_pinned=7)
 
-    async def Unpin(self, request: pb.UnpinRequest, context: object) -> pb.UnpinReply:
+    async def Unpin(
+        self,
+        request: pb.UnpinRequest,
+        context: "grpc.aio.ServicerContext[pb.UnpinRequest, pb.UnpinReply]",
+    ) -> pb.UnpinReply:
+        await self._fail_if_told(context)
         return pb.UnpinReply(was_there=self.pins.pop(request.name, None) is not None)
+
+    async def _fail_if_told(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        if self.num_failing_pins:
+            self.num_failing_pins -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not just now")
 
     def serves(self, *roles: pb.Role.ValueType) -> None:
         for service in (self, self.prefill):

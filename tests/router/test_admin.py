@@ -167,6 +167,30 @@ async def test_another_process_at_the_same_address_is_told_of_the_pins(
         assert next(iter(both.pins.values())).token_ids == [1, 2, 3]
 
 
+async def test_who_failed_a_call_about_a_pin_is_told_again(
+    start_router: StartRouter,
+    token_file: Path,
+    unused_tcp_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.pins._FIRST_PAUSE_S", 0.05)
+    async with operated(start_router, token_file, unused_tcp_port) as (both, operator):
+        assert await operator.run("add", both.address) == 0
+        first = {"prompt": [1, 2, 3], "ttl_s": 60, "name": "first"}
+        await operator.http.post("/admin/pins", json=first)
+        await until(lambda: "first" in both.pins)  # it has been heard of
+        both.num_failing_pins = 2
+        made = (await operator.http.post("/admin/pins", json={**first, "name": "ours"})).json()
+        problems = {one["worker"]: one["problem"] for one in made["workers"]}
+        assert problems["both"] == "unavailable: not just now"
+        await until(lambda: "ours" in both.pins)
+        assert not both.num_failing_pins
+        both.num_failing_pins = 2
+        assert (await operator.http.delete("/admin/pins/ours")).status_code < 300
+        assert "ours" in both.pins
+        await until(lambda: list(both.pins) == ["first"])
+
+
 async def test_no_pin_is_made_of_nonsense(
     start_router: StartRouter, token_file: Path, unused_tcp_port: int
 ) -> None:
