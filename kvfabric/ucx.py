@@ -238,11 +238,17 @@ class UCXTransport(Transport):
         if clock is not None:
             clock.stop()  # what it wakes is about to go
         try:
-            await loop.run_in_executor(self._closer, ucxx.reset)
+            await loop.run_in_executor(self._closer, _reset)
         except ucxx.exceptions.UCXError as error:
             _logger.info("UCX is not wholly released: %s", " ".join(str(error).split()))
         self._closer.shutdown(wait=False)
         _Context.loop = _Context.closer = None
+
+
+def _reset() -> None:
+    """The notifier thread is told to end: ucxx itself lets it find out, once a second."""
+    ucxx.core._get_ctx().worker.stop_request_notifier_thread()
+    ucxx.reset()
 
 
 def split_address(address: str) -> tuple[str, int]:

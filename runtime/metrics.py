@@ -4,6 +4,8 @@ A process makes one registry and hands it to whoever defines metrics; nothing us
 The router serves its registry from its own web app, a worker with `MetricsServer`.
 """
 
+import contextlib
+import socket
 from typing import Self
 
 import prometheus_client
@@ -48,6 +50,8 @@ class MetricsServer:
 
     def close(self) -> None:
         """Stops answering, closes the socket and joins the thread."""
+        with contextlib.suppress(OSError):  # wakes the thread: it looks up twice a second only
+            self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

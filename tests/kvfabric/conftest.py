@@ -19,8 +19,8 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def ucx_stays_up() -> AsyncIterator[None]:
-    """One use of UCX for a module: taking it down costs a second. The module's tests run on one
-    loop: `pytest.mark.asyncio(loop_scope="module")`."""
+    """One use of UCX for a module: it serves one loop, on which the module's tests run:
+    `pytest.mark.asyncio(loop_scope="module")`."""
     transport = open_transport("ucx://")
     accepted: asyncio.Queue[Endpoint] = asyncio.Queue()
     listener = await transport.listen("ucx://127.0.0.1:0", accepted.put_nowait)
