@@ -215,3 +215,15 @@ async def test_junk_on_the_listening_port_disturbs_nobody() -> None:
         await prefill.end()
         await decode.idle(endpoints=0)
         await decode.end()
+
+
+async def test_a_process_ends_at_once() -> None:
+    """UCX's notifier looks once a second whether it shall end; nobody waits for that."""
+    seconds = []
+    for generation in (1, 2, 3):
+        async with child(generation) as one:
+            await one.address()
+            began = time.monotonic()
+            await one.end()
+            seconds.append(time.monotonic() - began)
+    assert min(seconds) < 0.7
