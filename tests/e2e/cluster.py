@@ -166,14 +166,15 @@ class Cluster:
         self.workers.append(worker)
         return worker
 
-    def router(self, **flags: object) -> RouterProcess:
-        """Starts a router over all workers so far."""
+    def router(self, over: Sequence[WorkerProcess] | None = None, **flags: object) -> RouterProcess:
+        """Starts a router over these workers; default: all so far."""
         log = self.run_dir / f"router-{len(self.routers)}.log"
+        workers = self.workers if over is None else over
         takes_prefills = flags.get("mode") != "colocated"
         router = RouterProcess(
             log,
-            [worker for worker in self.workers if worker.role == "prefill" and takes_prefills],
-            [worker for worker in self.workers if worker.role == "decode"],
+            [worker for worker in workers if worker.role == "prefill" and takes_prefills],
+            [worker for worker in workers if worker.role == "decode"],
             {**ALWAYS_REMOTE, "model_path": self.model_path, **flags},
         )
         self.routers.append(router)

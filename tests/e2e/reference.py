@@ -1,5 +1,6 @@
 """What transformers says to a prompt: the answers that ours must be, in float32."""
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,3 +35,8 @@ class Reference:
             )
         tokens: list[int] = out[0, len(prompt) :].tolist()
         return tokens
+
+
+def prompts_of(lengths: Sequence[int], seed: int) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(17, 49152) for _ in range(length)] for length in lengths]

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, WorkerProcess, children_of
-from tests.e2e.reference import Reference
-from tests.e2e.test_equivalence import prompts_of
+from tests.e2e.reference import Reference, prompts_of
 from tests.e2e.tokens import token_client
 
 NUM_OUTPUTS = 8

@@ -7,9 +7,8 @@ One cluster serves all tests.
 
 import asyncio
 import os
-import random
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch
 
 from engine.config import ModelConfig
 from tests.e2e.cluster import Cluster, Metrics, WorkerProcess, children_of
-from tests.e2e.reference import Reference
+from tests.e2e.reference import Reference, prompts_of
 from tests.e2e.slow_relay import first, is_receiving
 from tests.e2e.tokens import TokenClient, token_client
 from tests.relay import eventually
@@ -66,11 +65,6 @@ def relay(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield Relay(cluster, workers, expected, nbytes)
     finally:
         cluster.close()
-
-
-def prompts_of(lengths: Sequence[int], seed: int) -> list[list[int]]:
-    draw = random.Random(seed)
-    return [[draw.randrange(17, 49152) for _ in range(length)] for length in lengths]
 
 
 def grown(after: Metrics, before: Metrics, name: str, **labels: str) -> float:

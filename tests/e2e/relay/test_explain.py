@@ -14,8 +14,16 @@ from playwright.async_api import expect
 
 from engine.config import ModelConfig
 from tests.browser import bars, chromium, live, page_at
-from tests.e2e.cluster import MODEL_NAME, Cluster, WorkerProcess
-from tests.e2e.slow_relay import CHUNK, first, is_prefilling, is_receiving, of_role, prompt_of
+from tests.e2e.cluster import MODEL_NAME, Cluster, RouterProcess, WorkerProcess
+from tests.e2e.slow_relay import (
+    CHUNK,
+    INACTIVITY_S,
+    first,
+    is_prefilling,
+    is_receiving,
+    of_role,
+    prompt_of,
+)
 from tests.router.chrome_trace import check_trace
 
 HEADER = "x-baton-request-id"
@@ -25,30 +33,24 @@ NUM_OUTPUTS = 12
 
 
 @pytest.fixture(scope="module")
-def relay(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(
-        tmp_path_factory.mktemp("explain"),
-        tiny_llama,
-        dtype="float32",
-        num_blocks=200,
-        max_model_len=1600,
-        max_local_tail=0,  # what a dead worker left out is another one's to compute
+def router(slow_relay: Cluster) -> Iterator[RouterProcess]:
+    """A router of its own, that knows few requests and one decode worker."""
+    workers = slow_relay.workers[:3]
+    assert [worker.role for worker in workers] == ["prefill", "decode", "prefill"]
+    router = slow_relay.router(
+        workers, inactivity_s=INACTIVITY_S, status_interval_s=0.1, explain_requests=8
     )
-    try:
-        for index, role in enumerate(("prefill", "decode", "prefill")):
-            cluster.worker(role, cores=index % 2, token_budget=CHUNK if role == "prefill" else 512)
-        cluster.router(inactivity_s=2.5, status_interval_s=0.1, explain_requests=8)
-        cluster.wait_ready()
-        yield cluster
-    finally:
-        cluster.close()
+    router.wait_ready()
+    router.wait_knows_all()
+    yield router
+    router.ask_to_end()
+    router.wait_end()
 
 
 @pytest.fixture
-async def client(relay: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=relay.routers[0].url, timeout=60) as client:
+async def client(cluster: Cluster, router: RouterProcess) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=router.url, timeout=60) as client:
         yield client
-    relay.assert_all_back()
 
 
 def body_of(seed: int, length: int = NUM_PROMPT, **more: object) -> dict[str, object]:
@@ -71,9 +73,8 @@ async def explained(client: httpx.AsyncClient, request_id: str) -> dict[str, Any
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_parts_add_up_to_what_was_measured(
-    relay: Cluster, client: httpx.AsyncClient, tiny_llama: Path, stream: bool
+    router: RouterProcess, client: httpx.AsyncClient, tiny_llama: Path, stream: bool
 ) -> None:
-    router = relay.routers[0]
     before = router.metrics()
     began = asyncio.get_running_loop().time()
     response = await client.post("/v1/completions", json=body_of(1 + stream, stream=stream))
@@ -126,10 +127,12 @@ def grown(before: Any, after: Any, name: str) -> float:
     return float(after.value(name) - before.value(name))
 
 
-async def test_a_killed_prefill_worker_is_told(relay: Cluster, client: httpx.AsyncClient) -> None:
+async def test_a_killed_prefill_worker_is_told(
+    cluster: Cluster, router: RouterProcess, client: httpx.AsyncClient
+) -> None:
     asked = asyncio.create_task(client.post("/v1/completions", json=body_of(5, 1200)))
-    await first(of_role(relay, "decode"), is_receiving)
-    victim = await first(of_role(relay, "prefill"), is_prefilling)
+    await first(of_role(cluster, "decode"), is_receiving)
+    victim = await first(of_role(cluster, "prefill"), is_prefilling)
     victim.kill()
     try:
         response = await asked
@@ -137,7 +140,7 @@ async def test_a_killed_prefill_worker_is_told(relay: Cluster, client: httpx.Asy
         told = await explained(client, response.headers[HEADER])
         ledger = (await client.get("/v1/ledger")).json()
     finally:
-        await restore(relay, victim)
+        await restore(router, victim)
     legs = [leg for attempt in told["prompts"][0]["attempts"] for leg in attempt["prefills"]]
     assert legs[0]["worker"] == victim.name
     assert legs[0]["outcome"] == "unavailable"
@@ -155,17 +158,18 @@ async def test_a_killed_prefill_worker_is_told(relay: Cluster, client: httpx.Asy
     assert set(problems.values()) == {None}
 
 
-async def restore(relay: Cluster, victim: WorkerProcess) -> None:
+async def restore(router: RouterProcess, victim: WorkerProcess) -> None:
     """The router knows it again, too."""
     victim.start_again()
     victim.wait_ready()
-    await asyncio.to_thread(relay.routers[0].wait_knows_all)
+    await asyncio.to_thread(router.wait_knows_all)
 
 
-async def test_the_page_shows_it(relay: Cluster, client: httpx.AsyncClient) -> None:
+async def test_the_page_shows_it(
+    cluster: Cluster, router: RouterProcess, client: httpx.AsyncClient
+) -> None:
     """Of real workers, in a browser: a chat streams in, its bars add up to its own timings, and a
     worker that is killed is seen to be gone, and back."""
-    router = relay.routers[0]
     before = router.metrics()
     async with chromium() as browser, page_at(browser, router.url) as page:
         await live(page)
@@ -193,7 +197,7 @@ async def test_the_page_shows_it(relay: Cluster, client: httpx.AsyncClient) -> N
         measured_s = grown(before, after, "baton_request_duration_seconds_sum")
         assert first["total"] + rest["total"] == pytest.approx(measured_s * 1e3, abs=5)
         await expect(rows.first).to_contain_text("→ decode-0")
-        victim = relay.workers[2]
+        victim = cluster.workers[2]
         victim.kill()
         try:
             dead = page.locator(".worker[data-ready=false]")
@@ -202,7 +206,7 @@ async def test_the_page_shows_it(relay: Cluster, client: httpx.AsyncClient) -> N
                 f"{victim.name} takes no requests"
             )
         finally:
-            await restore(relay, victim)
+            await restore(router, victim)
         await expect(dead).to_have_count(0)
 
 
@@ -220,7 +224,7 @@ async def test_only_the_last_requests_are_known(client: httpx.AsyncClient) -> No
 
 
 async def test_blocks_are_the_request_s_while_it_runs(
-    relay: Cluster, client: httpx.AsyncClient
+    cluster: Cluster, client: httpx.AsyncClient
 ) -> None:
     body = body_of(9, 1200, max_tokens=300, stream=True)
     async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -241,7 +245,7 @@ async def test_blocks_are_the_request_s_while_it_runs(
         assert all(entry["has_call"] for entry in own)
         assert told["orphans"] == []
         assert [line async for line in lines][-2:] == ["data: [DONE]", ""]
-    relay.assert_all_back()
+    cluster.assert_all_back()
     told = (await client.get("/v1/ledger")).json()
     owners = [entry["owner"] for books in told["workers"] for entry in books["entries"]]
     assert set(owners) == {None}

@@ -1,37 +1,18 @@
-"""Load: many mixed requests through two prefill and two decode workers, with the real model. All
-are answered, and rightly; none is lost; the pools are empty after."""
+"""Load: many mixed requests through two prefill and two decode workers, with the real model, in
+blocks of two sizes. All are answered, and rightly; none is lost; the pools are empty after."""
 
 import asyncio
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.cluster import MODEL_NAME, Cluster
+from tests.e2e.cluster import MODEL_NAME, RouterProcess, WorkerProcess
+from tests.e2e.equivalence.relay import Relay
 
 NUM_REQUESTS = 200
 CONCURRENCY = 32
-
-
-@pytest.fixture(scope="module")
-def cluster(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(
-        tmp_path_factory.mktemp("load"),
-        smollm2,
-        dtype="float32",
-        num_blocks=300,
-        max_model_len=1024,
-    )
-    try:
-        for index, role in enumerate(("prefill", "decode", "prefill", "decode")):
-            cluster.worker(role, cores=index % 2)
-        cluster.router()
-        cluster.wait_ready()
-        yield cluster
-    finally:
-        cluster.close()
 
 
 def mixed_bodies(seed: int) -> list[dict[str, object]]:
@@ -78,11 +59,24 @@ async def text_of(client: httpx.AsyncClient, body: dict[str, object]) -> str:
     return "".join(chunk["choices"][0]["text"] for chunk in chunks)
 
 
-async def test_load(cluster: Cluster) -> None:
+@pytest.fixture
+def router(relay: Relay) -> Iterator[RouterProcess]:
+    router = relay.cluster.router()
+    router.wait_ready()
+    router.wait_knows_all()
+    yield router
+    router.ask_to_end()
+    router.wait_end()
+
+
+@pytest.mark.parametrize("relay", ["smollm2"], indirect=True)
+async def test_load(relay: Relay, router: RouterProcess) -> None:
     bodies = mixed_bodies(seed=5)
     limit = asyncio.Semaphore(CONCURRENCY)
     timeout = httpx.Timeout(170)
-    async with httpx.AsyncClient(base_url=cluster.routers[0].url, timeout=timeout) as client:
+    decodes = [worker for worker in relay.cluster.workers if worker.role == "decode"]
+    before = [prompt_tokens(worker) for worker in decodes]
+    async with httpx.AsyncClient(base_url=router.url, timeout=timeout) as client:
 
         async def ask(body: dict[str, object]) -> str:
             async with limit:
@@ -95,10 +89,16 @@ async def test_load(cluster: Cluster) -> None:
     different = {seed: answers for seed, answers in by_kind.items() if len(answers) > 1}
     assert not different, "equal requests, whoever served them, have equal answers"
 
-    router = cluster.routers[0].metrics()
-    assert router.value("baton_requests_total", outcome="completed") == NUM_REQUESTS
-    assert router.value("baton_requests_in_flight") == 0
-    workers = [worker.metrics() for worker in cluster.workers if worker.role == "decode"]
-    assert all(w.value("baton_prompt_tokens_total", source="computed") == 0 for w in workers)
-    assert all(w.value("baton_prompt_tokens_total", source="received") > 0 for w in workers)
-    await asyncio.to_thread(cluster.assert_all_back)
+    metrics = router.metrics()
+    assert metrics.value("baton_requests_total", outcome="completed") == NUM_REQUESTS
+    assert metrics.value("baton_requests_in_flight") == 0
+    for worker, (computed, received) in zip(decodes, before, strict=True):
+        assert prompt_tokens(worker)[0] == computed
+        assert prompt_tokens(worker)[1] > received
+    await asyncio.to_thread(relay.cluster.assert_all_back)
+
+
+def prompt_tokens(worker: WorkerProcess) -> tuple[float, float]:
+    """(computed, received)"""
+    metrics, name = worker.metrics(), "baton_prompt_tokens_total"
+    return metrics.value(name, source="computed"), metrics.value(name, source="received")

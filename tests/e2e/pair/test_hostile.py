@@ -6,8 +6,6 @@ import contextlib
 import random
 import re
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import httpx
@@ -24,21 +22,6 @@ QUESTION = {
     "temperature": 0,
     "ignore_eos": True,
 }
-
-
-@pytest.fixture(scope="module")
-def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(
-        tmp_path_factory.mktemp("hostile"), tiny_llama, dtype="float32", num_blocks=100
-    )
-    try:
-        cluster.worker("prefill", cores=0)
-        cluster.worker("decode", cores=1)
-        cluster.router()
-        cluster.wait_ready()
-        yield cluster
-    finally:
-        cluster.close()
 
 
 def answer(cluster: Cluster) -> str:

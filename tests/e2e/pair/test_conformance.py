@@ -5,34 +5,16 @@ Both routers stand before the same decode worker, in float32: they must say the 
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.e2e.cluster import MODEL_NAME, Cluster
 
 MARKER = "Xylophonquark"
 
 
-@pytest.fixture(scope="module")
-def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("conformance")
-    cluster = Cluster(folder, tiny_llama, dtype="float32", num_blocks=400, max_model_len=1024)
-    try:
-        cluster.worker("prefill", cores=0)
-        cluster.worker("decode", cores=1)
-        cluster.router()
-        cluster.router(mode="colocated")
-        cluster.wait_ready()
-        yield cluster
-    finally:
-        cluster.close()
-
-
 def test_nothing_is_wrong_and_both_say_the_same(cluster: Cluster) -> None:
-    urls = [f"--url={router.url}" for router in cluster.routers]
+    urls = [f"--url={router.url}" for router in cluster.routers[:2]]
     command = [sys.executable, "-m", "deploy.cli", "conformance", *urls]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -61,7 +43,7 @@ def test_no_log_holds_what_people_say(cluster: Cluster) -> None:
     junk = f'{{"prompt": "{MARKER}'.encode()
     assert httpx.post(f"{url}/v1/completions", content=junk).status_code == 400
     logs = [*cluster.run_dir.glob("*.log")]
-    assert len(logs) == 4
+    assert len(logs) == len(cluster.workers) + len(cluster.routers)
     for log in logs:
         assert log.stat().st_size, log
         assert MARKER not in log.read_text(), log

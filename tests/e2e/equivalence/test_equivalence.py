@@ -6,86 +6,39 @@ it received are what the formula says: a silent local prefill is a failure.
 """
 
 import asyncio
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-import torch
 
-from engine.config import ModelConfig
-from tests.e2e.cluster import Cluster, WorkerProcess
-from tests.e2e.reference import Reference
+from tests.e2e.equivalence.relay import (
+    BLOCK,
+    CHUNK,
+    LONGEST,
+    NUM_OUTPUTS,
+    Relay,
+)
+from tests.e2e.reference import prompts_of
 from tests.e2e.tokens import token_client
 
-BLOCK = 16
-CHUNK = 128
-MAX_MODEL_LEN = 640
-NUM_OUTPUTS = 8
-LONGEST = MAX_MODEL_LEN - NUM_OUTPUTS
 LENGTHS = (
     *(1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 63, 64, 65, CHUNK - 1, CHUNK, CHUNK + 1),
     *(2 * CHUNK, 3 * CHUNK + 5, 4 * CHUNK, LONGEST),
 )
 PAIRS = [(16, 16), (16, 64), (64, 16)]
-MODELS = ["tiny_llama", "smollm2"]
-
-
-@dataclass
-class Relay:
-    """Workers of both block sizes, and what transformers says to each prompt."""
-
-    workers: dict[tuple[str, int], WorkerProcess]
-    cluster: Cluster
-    expected: Reference
-    token_nbytes: int
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def relay(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Relay]:
-    path: Path = request.getfixturevalue(request.param)
-    cluster = Cluster(
-        tmp_path_factory.mktemp("relay"),
-        path,
-        dtype="float32",
-        num_blocks=4 * MAX_MODEL_LEN // BLOCK,
-        max_model_len=MAX_MODEL_LEN,
-        token_budget=CHUNK,
-    )
-    roles = [("prefill", 16), ("prefill", 64), ("decode", 16), ("decode", 64)]
-    try:
-        workers = {
-            (role, size): cluster.worker(role, block_size=size, cores=index % 2)
-            for index, (role, size) in enumerate(roles)
-        }
-        expected = Reference(path, NUM_OUTPUTS)
-        cluster.wait_ready()
-        nbytes = ModelConfig.from_folder(path).kv_token_nbytes(torch.float32)
-        yield Relay(workers, cluster, expected, nbytes)
-    finally:
-        cluster.close()
-
-
-def prompts_of(lengths: Sequence[int], seed: int) -> list[list[int]]:
-    draw = random.Random(seed)
-    return [[draw.randrange(17, 49152) for _ in range(length)] for length in lengths]
 
 
 @pytest.mark.parametrize(("prefill_block", "decode_block"), PAIRS)
 async def test_relayed_tokens_are_those_of_transformers(
     relay: Relay, prefill_block: int, decode_block: int
 ) -> None:
-    """All lengths at once, so that prompts batch and their transfers interleave."""
+    """All lengths at once, so that prompts batch and their transfers interleave. The same prompts
+    for each pair, which share no cached KV: transformers takes longest to say what is right."""
     prefill = relay.workers["prefill", prefill_block]
     decode = relay.workers["decode", decode_block]
-    prompts = prompts_of(LENGTHS, seed=prefill_block * decode_block)
+    prompts, salt = prompts_of(LENGTHS, seed=256), f"{prefill_block} to {decode_block}"
     before = decode.metrics()
     async with token_client([prefill], [decode]) as client:
         answers = await asyncio.gather(
-            *(client.generate(prompt, NUM_OUTPUTS) for prompt in prompts)
+            *(client.generate(prompt, NUM_OUTPUTS, cache_salt=salt) for prompt in prompts)
         )
         assert client.retries("prefill") == client.retries("decode") == 0
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -146,14 +99,16 @@ async def test_prefixes_are_neither_computed_nor_sent_again(
     prompt that decode has whole takes no handoff: that is counted, not silent."""
     prefill = relay.workers["prefill", prefill_block]
     decode = relay.workers["decode", decode_block]
-    body, tail, other = prompts_of((300, 40, 90), seed=1000 + prefill_block + 2 * decode_block)
+    body, tail, other = prompts_of((300, 40, 90), seed=1000)
+    salt = f"{prefill_block} to {decode_block}"
     kept_prefill = 300 // prefill_block * prefill_block
     kept_decode = 300 // decode_block * decode_block
     whole = (340 - 1) // decode_block * decode_block
     before, prefill_before = decode.metrics(), prefill.metrics()
     async with token_client([prefill], [decode]) as client:
         for prompt in (body + tail, body + other, body + tail):
-            assert await client.generate(prompt, NUM_OUTPUTS) == relay.expected(prompt)
+            answer = await client.generate(prompt, NUM_OUTPUTS, cache_salt=salt)
+            assert answer == relay.expected(prompt)
     after, prefill_after = decode.metrics(), prefill.metrics()
     missing = 390 - kept_decode
 
