@@ -6,7 +6,6 @@ all of them, and fails the test if one does not end well.
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,9 +62,8 @@ class WorkerProcess(ClusterProcess):
         self._host = str(flags.get("host", "127.0.0.1"))
         self.grpc_address = f"{self._host}:{free_port()}"
         self._metrics_port = free_port()
-        command = [
-            *prefix,
-            *(sys.executable, "-m", "deploy.worker", "--role", role, "--name", name),
+        argv = [
+            *("deploy.worker", "--role", role, "--name", name),
             *("--grpc-port", self.grpc_address.rpartition(":")[2]),
             *("--metrics-port", str(self._metrics_port)),
             *("--drain-grace-s", "1"),
@@ -73,10 +71,10 @@ class WorkerProcess(ClusterProcess):
         for key, value in flags.items():
             name_of_flag = key.replace("_", "-")
             if isinstance(value, bool):
-                command.append(f"--{name_of_flag}" if value else f"--no-{name_of_flag}")
+                argv.append(f"--{name_of_flag}" if value else f"--no-{name_of_flag}")
             else:
-                command += [f"--{name_of_flag}", str(value)]
-        super().__init__(name, command, log)
+                argv += [f"--{name_of_flag}", str(value)]
+        super().__init__(name, argv, log, prefix)
 
     def wait_ready(self) -> None:
         self.wait_until(self._is_serving, "serving")
@@ -114,14 +112,14 @@ class RouterProcess(ClusterProcess):
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.admin_url = f"http://127.0.0.1:{flags.get('admin_port', 0)}"
-        command = [
-            *(sys.executable, "-m", "router", "--port", str(port)),
+        argv = [
+            *("router", "--port", str(port)),
             *("--prefill", ",".join(worker.grpc_address for worker in prefill)),
             *("--decode", ",".join(worker.grpc_address for worker in decode)),
         ]
         for key, value in flags.items():
-            command += [f"--{key.replace('_', '-')}", str(value)]
-        super().__init__("router", command, log)
+            argv += [f"--{key.replace('_', '-')}", str(value)]
+        super().__init__("router", argv, log)
         self._num_workers = {"prefill": len(prefill), "decode": len(decode)}
 
     def wait_ready(self) -> None:

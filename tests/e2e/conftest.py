@@ -1,4 +1,4 @@
-"""The cluster whose messages tests harm."""
+"""The end of the nursery, and the cluster whose messages tests harm."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harmed import HarmedCluster
+from tests.e2e.nursery import close_nursery
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nursery_ends() -> Iterator[None]:
+    yield
+    close_nursery()
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,12 @@
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tests.e2e.nursery import Nursling, nursery
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 5.0
@@ -13,10 +16,14 @@ END_TIMEOUT_S = 5.0
 class ClusterProcess:
     """One process of the cluster, its log and its signals."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str], log: Path, prefix: Sequence[str] = ()
+    ) -> None:
+        """What `python -m ARGV` is. `prefix`: a command that becomes it, such as `env`."""
         self.name = name
         self.log = log
-        self._command = command
+        self._argv = argv
+        self._prefix = prefix
         self._popen = self._start()
 
     @property
@@ -73,6 +80,9 @@ class ClusterProcess:
             assert time.monotonic() < deadline, f"{self.name}: not {what}:\n{self.tail()}"
             time.sleep(0.05)
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> "subprocess.Popen[bytes] | Nursling":
+        if not self._prefix:
+            return nursery().start(self._argv, self.log)
+        command = [*self._prefix, sys.executable, "-m", *self._argv]
         with self.log.open("ab") as output:
-            return subprocess.Popen(self._command, stdout=output, stderr=output)
+            return subprocess.Popen(command, stdout=output, stderr=output)
