@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -37,6 +38,25 @@ def tokenizer(model_folder: Path) -> TextTokenizer:
 def answer(tokenizer: TextTokenizer) -> tuple[int, ...]:
     """The tokens of ANSWER."""
     return tokenizer.encode(ANSWER)
+
+
+class _Hurry:
+    """asyncio, as uvicorn's server sees it here."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_end_at_once() -> Iterator[None]:
+    """uvicorn looks ten times a second whether it shall end, and then whether it has: a fifth of a
+    second for each of a thousand tests that start a router."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uvicorn.server.asyncio", _Hurry())
+        yield
 
 
 @dataclass
