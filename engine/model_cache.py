@@ -68,6 +68,12 @@ class ModelCache:
             yield  # closing the file unlocks
 
 
+def find(root: Path, key: str) -> Path | None:
+    """The folder of a model that was made, if it is whole; nobody is waited for."""
+    folder = root / "models" / key
+    return folder if is_intact(folder) else None
+
+
 def is_intact(folder: Path) -> bool:
     """The marker is there, and so is every file it lists, with its size."""
     try:

