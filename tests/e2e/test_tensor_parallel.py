@@ -19,8 +19,7 @@ from engine.config import ModelConfig
 from tests.e2e.cluster import Cluster, Metrics, WorkerProcess, children_of
 from tests.e2e.reference import Reference, prompts_of
 from tests.e2e.slow_relay import first, is_receiving
-from tests.e2e.tokens import TokenClient, token_client
-from tests.relay import eventually
+from tests.e2e.tokens import token_client
 
 NUM_OUTPUTS = 6
 CHUNK = 16
@@ -136,12 +135,6 @@ def mended(relay: Relay) -> Iterator[Relay]:
     relay.cluster.assert_all_back()
 
 
-async def both_known(client: TokenClient) -> None:
-    """The router's part in it has heard of both decode workers."""
-    decodes = client._dispatcher._workers.decodes
-    await eventually(lambda: all(worker.is_ready for worker in decodes))
-
-
 async def test_aborted_in_mid_transfer(mended: Relay) -> None:
     prefill, decode = mended.workers["prefill", 2], mended.workers["decode", 2]
     (prompt,) = prompts_of((LONG,), seed=1)
@@ -176,7 +169,6 @@ async def test_decode_rank_killed_in_mid_transfer(mended: Relay) -> None:
     )
     (prompt,) = prompts_of((LONG,), seed=3)
     async with token_client([prefill], [victim, other]) as client:
-        await both_known(client)
         answer = asyncio.create_task(client.generate(prompt, NUM_OUTPUTS))
         assert await first([victim, other], is_receiving) is victim
         await killed_rank(victim)
