@@ -133,7 +133,7 @@ async def token_client(
     workers.start()
     try:
         dispatcher = Dispatcher(workers, config, RouterMetrics(registry, workers))
-        # One that is unknown yet would be passed over: what a test says of the others were wrong.
+        # One that is not known yet would be passed over, whatever a test says of who does what.
         ready = await workers.wait_for(
             lambda: all(worker.is_ready for worker in workers.everyone) or None, 10.0
         )
