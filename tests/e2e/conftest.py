@@ -1,4 +1,4 @@
-"""The end of the nursery, and the cluster whose messages tests harm."""
+"""The nursery, and the cluster whose messages tests harm."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harmed import HarmedCluster
-from tests.e2e.nursery import close_nursery
+from tests.e2e.nursery import close_nursery, nursery
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nursery_ends() -> Iterator[None]:
+def nursery_lives() -> Iterator[None]:
+    """It loads while the first tests prepare their models."""
+    nursery()
     yield
     close_nursery()
 
