@@ -31,6 +31,10 @@ from kvfabric.shipment import Shipment
 from kvfabric.slots import Slot
 from kvfabric.ticket import FrameSource, KVShape, KVShard, ShipReport, Span, Ticket
 
+LAST_PIECES = 4
+"""Nothing hides the last group of layers: its frames are this part of a slot at most, so that
+packing, the network and installing overlap at least for each other."""
+
 
 class Outgoing(Shipment):
     """To `peer`, one of the ticket's shards, go the heads of `shape` that are also its own."""
@@ -225,14 +229,15 @@ class Outgoing(Shipment):
             num_tokens -= num_tokens % ticket.block_size
         if num_tokens <= self._planned_tokens or end_layer <= self._planned_layers:
             return
+        layers = range(self._planned_layers, end_layer)
         self._ready.extend(
             plan_frames(
                 self._planned_tokens,
                 num_tokens,
                 shape=self._shape,
                 block_size=ticket.block_size,
-                max_nbytes=self._max_nbytes,
-                layers=range(self._planned_layers, end_layer),
+                max_nbytes=self._most_nbytes(layers),
+                layers=layers,
             )
         )
         if end_layer == self._shape.num_layers:
@@ -240,6 +245,13 @@ class Outgoing(Shipment):
         else:
             self._planned_layers = end_layer
         self.on_change()
+
+    def _most_nbytes(self, layers: range) -> int:
+        """Of a frame of these."""
+        if layers.start == 0 or layers.stop < self._shape.num_layers:
+            return self._max_nbytes
+        smallest = self._shape.frame_nbytes(FrameRange(0, 1, 0, 1, 0, self._shape.num_heads))
+        return max(self._max_nbytes // LAST_PIECES, smallest)
 
     def _set_commit(self, payload: bytes) -> None:
         if self._planned_tokens != self.ticket.num_tokens:

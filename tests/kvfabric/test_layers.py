@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from kvfabric.errors import TransferAborted
 from kvfabric.frame_plan import plan_frames
+from kvfabric.outgoing import LAST_PIECES
 from tests.kvfabric.rig import (
     SHAPE,
+    SLOT_NBYTES,
     Source,
     expected,
     open_nodes,
@@ -62,6 +64,25 @@ async def test_first_layers_are_installed_before_the_last_are_told_of() -> None:
         await sink.commit()
         assert np.array_equal(sink.kv[:, :, 32:], kv[:, :, 32:])
         assert sent.nbytes == (300 - 32) * 1024
+
+
+@pytest.mark.asyncio
+async def test_what_nothing_hides_leaves_in_small_frames() -> None:
+    async with open_nodes("inproc") as (prefill, decode):
+        kv = random_kv(240)
+        ticket, sink = expected(decode, 240)
+        source = Source(kv)
+        outgoing = start_ship(prefill, ticket, source)
+        outgoing.extend(240, 3)
+        outgoing.extend(240)
+        outgoing.commit(b"token 0")
+        await shipped(outgoing)
+        await sink.commit()
+        assert np.array_equal(sink.kv, kv)
+    last = [f for f in source.packed if f.first_layer == 3]
+    assert len(last) == LAST_PIECES
+    assert max(map(SHAPE.frame_nbytes, last)) <= SLOT_NBYTES // LAST_PIECES
+    assert len(source.packed) - len(last) == 3, "the others fill a slot"
 
 
 @pytest.mark.asyncio
