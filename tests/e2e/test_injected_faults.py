@@ -23,6 +23,8 @@ FAULTS = (
 )
 LENGTHS = (1, 15, 16, 17, 120, 500)
 AT_ONCE = 4
+NUM_PLANS = int(os.environ.get("BATON_FAULT_PLANS") or 120)
+"""Of the long test; fewer at a time, each with a seed of its own, take as long in pieces."""
 DEADLINE_S = 45.0
 """For all prompts of a plan; a retry waits for up to five seconds of silence."""
 
@@ -112,7 +114,7 @@ async def test_some_random_plans(harmed: HarmedCluster) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 async def test_a_hundred_random_plans(harmed: HarmedCluster) -> None:
-    await run_plans(harmed, 120)
+    await run_plans(harmed, NUM_PLANS)
 
 
 async def test_no_thread_or_file_is_left_by_mixed_load(harmed: HarmedCluster) -> None:
