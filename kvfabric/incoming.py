@@ -113,9 +113,10 @@ class IncomingTransfers:
         if incoming.alive:
             self._set_deadline(incoming, self._transfer_timeout_s, "the next frame")
 
-    def committed_if_complete(self, incoming: Incoming) -> None:
+    def committed_if_complete(self, incoming: Incoming) -> bool:
+        """Whether it is, now."""
         if not (incoming.alive and incoming.transfer.complete):
-            return
+            return False
         assert incoming.commit is not None
         self._remove(incoming)
         report = ReceiveReport(
@@ -126,6 +127,7 @@ class IncomingTransfers:
             install=incoming.install,
         )
         incoming.sink.committed(incoming.commit, report)
+        return True
 
     def lose(self, incoming: Incoming, error: FabricError) -> None:
         """The first thing that goes wrong ends a transfer; what follows changes nothing. Whoever

@@ -4,6 +4,9 @@ Receiving and installing a frame costs CPU time on the cores of whoever serves s
 time. So a frame is followed by a pause in proportion to what it took: of a core's time the frames
 get `share`, however many transfers come and however fast the network is. The sender waits, as it
 does for slots. Time is measured, not assumed: that of the calling thread, and `copied_s`.
+
+A transfer that is complete lets somebody join the streams, and the step in which he does is the
+longest of all: its KV is read for the first time. No frame comes beside that one.
 """
 
 import asyncio
@@ -21,13 +24,17 @@ class Pace:
         self,
         share: Callable[[], float | None],
         copied_s: Callable[[], float],
+        join_s: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
         own_s: Callable[[], float] = time.thread_time,
     ) -> None:
         """`share`, above 0, as of now; None: there is nothing to be considerate of. `copied_s`: CPU
-        seconds that other threads have spent on frames so far."""
+        seconds that other threads have spent on frames so far. `join_s`: from the end of a transfer
+        until whoever it is of has joined."""
         self._share = share
         self._copied_s = copied_s
+        self._join_s = join_s
+        self._joined_at = 0.0
         self._clock = clock
         self._own_s = own_s
         self._turns = asyncio.Lock()  # connections wait in line
@@ -48,7 +55,7 @@ class Pace:
 
     def pause_s(self) -> float:
         """How long none may be; not above 0: one may."""
-        return self._free_at - self._clock() if self.is_on else 0.0
+        return max(self._free_at, self._joined_at) - self._clock() if self.is_on else 0.0
 
     def begin(self) -> float:
         """One is, and what such a one takes is charged already: another connection may ask. `done`
@@ -67,6 +74,10 @@ class Pace:
         took_s, self._spent_s = spent_s - self._spent_s, spent_s
         self._charge(took_s - charged_s)
         self._expected_s += _WEIGHT * (took_s - self._expected_s)
+
+    def complete(self) -> None:
+        """A transfer is."""
+        self._joined_at = max(self._joined_at, self._clock() + self._join_s())
 
     def _charge(self, seconds: float) -> None:
         share = self._share()

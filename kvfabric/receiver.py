@@ -231,7 +231,7 @@ class Reception:
             self._counters.received_frames += 1
             self._counters.received_nbytes += header.nbytes
             self._incoming.touch(incoming)
-            self._incoming.committed_if_complete(incoming)
+            self._commit_if_complete(incoming)
 
     async def _commit(
         self, incoming: Incoming, part: Part, header: FrameHeader, payload: memoryview
@@ -241,7 +241,11 @@ class Reception:
             return
         if part.heads.start == incoming.transfer.shape.first_head:
             incoming.commit = bytes(payload)
-        self._incoming.committed_if_complete(incoming)
+        self._commit_if_complete(incoming)
+
+    def _commit_if_complete(self, incoming: Incoming) -> None:
+        if self._incoming.committed_if_complete(incoming) and self._pace is not None:
+            self._pace.complete()
 
     async def _verify(self, header: FrameHeader, payload: memoryview) -> None:
         if header.checksum is None:

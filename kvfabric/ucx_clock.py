@@ -18,7 +18,9 @@ from kvfabric.ucx_lanes import libucp
 IDLE_MS = 10
 """How long the thread sleeps: what a lost wake-up costs that the clock does not know of."""
 
-_TICK_S, _SLOWEST_TICK_S, _TAIL_S = 0.001, 0.008, 0.1
+_TICK_S, _SLOWEST_TICK_S = 0.001, 0.008
+_TAIL_S = IDLE_MS / 1000
+"""After whatever was asked; from then on the thread looks around as often by itself."""
 _TICK_PER_AGE = 1.0
 """A tick, of the time since the last that was begun, ended or asked for."""
 

@@ -21,7 +21,8 @@ def config(**changes: Any) -> WorkerConfig:
 def engine(num_threads: int | None = CORES, device: str = "cpu", running: int = 1) -> Engine:
     """As far as it is asked."""
     settings = SimpleNamespace(num_threads=num_threads, resolve_device=lambda: torch.device(device))
-    stats, copier = SimpleNamespace(running=running), SimpleNamespace(busy_s=0.0)
+    stats = SimpleNamespace(running=running, steps=0, step_seconds=0.0)
+    copier = SimpleNamespace(busy_s=0.0)
     return cast(Engine, SimpleNamespace(config=settings, stats=lambda: stats, copier=copier))
 
 
@@ -33,6 +34,18 @@ def test_a_decode_worker_whose_cores_all_compute_is_paced_while_streams_run() ->
         idle = install_pace(config(), engine(num_threads, running=0))
         assert idle is not None
         assert not idle.is_on
+
+
+def test_a_join_is_given_as_long_as_steps_take_now() -> None:
+    worker = engine()
+    stats = cast(Any, worker.stats())
+    pace = install_pace(config(), worker)
+    assert pace is not None
+    for steps, step_s, join_s in ((100, 0.02, 0.05), (3, 0.04, 0.1), (0, 0.04, 0.1), (9, 2, 0.25)):
+        stats.steps += steps
+        stats.step_seconds += steps * step_s
+        pace.complete()
+        assert pace.pause_s() == pytest.approx(join_s, abs=0.02), "but never a deadline long"
 
 
 def test_nobody_else_is() -> None:

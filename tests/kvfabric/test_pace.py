@@ -19,7 +19,14 @@ class Machine:
     def __init__(self, share: float | None) -> None:
         self.now_s = self.copied_s = 0.0
         self.share = share
-        self.pace = Pace(lambda: self.share, lambda: self.copied_s, lambda: self.now_s, lambda: 0.0)
+        self.join_s = 0.0
+        self.pace = Pace(
+            lambda: self.share,
+            lambda: self.copied_s,
+            lambda: self.join_s,
+            lambda: self.now_s,
+            lambda: 0.0,
+        )
 
     def frame(self, seconds: float) -> None:
         """Waits for its turn, and takes so long."""
@@ -67,6 +74,25 @@ def test_two_at_once_are_both_charged_before_they_are_done() -> None:
     assert machine.pace.pause_s() == pytest.approx(0.012, rel=0.01)
 
 
+def test_nobody_is_installed_beside_the_step_in_which_another_joins() -> None:
+    """COMMIT itself costs next to nothing, and leaves no pause behind it."""
+    machine = Machine(0.5)
+    for _ in range(20):
+        machine.frame(0.004)
+    machine.now_s += max(0.0, machine.pace.pause_s())
+    charged_s = machine.pace.begin()
+    machine.join_s = 0.05
+    machine.pace.complete()
+    machine.pace.done(charged_s)
+    assert machine.pace.pause_s() == pytest.approx(0.05)
+    machine.now_s += 0.05
+    machine.frame(0.004)
+    assert machine.pace.pause_s() == pytest.approx(0.004, rel=0.1), "and then as ever"
+    machine.pace.complete()
+    machine.share = None
+    assert machine.pace.pause_s() == 0
+
+
 def test_nothing_waits_while_there_is_nobody_to_wait_for() -> None:
     machine = Machine(None)
     assert not machine.pace.is_on
@@ -86,6 +112,8 @@ async def test_a_paced_node_gets_all_of_it_one_frame_after_the_other(
 ) -> None:
     sinks: list[Sink] = []  # each frame that one has installed has taken 4 ms
     pace = Pace(lambda: 0.5, lambda: 0.004 * len(sinks[0].installed), own_s=lambda: 0.0)
+    ended: list[int] = []
+    monkeypatch.setattr(pace, "complete", lambda: ended.append(len(sinks[0].installed)))
 
     def node(config: FabricConfig, staging: memoryview) -> Node:
         return Node(config, staging, pace if config.generation == 2 else None)
@@ -103,4 +131,5 @@ async def test_a_paced_node_gets_all_of_it_one_frame_after_the_other(
         await shipped(outgoing)
         await sink.commit()
         assert time.monotonic() - begin >= 8 * 0.008  # and COMMIT
+        assert ended == [8], "somebody is to join now"
         assert np.array_equal(sink.kv, kv)
