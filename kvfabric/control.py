@@ -7,6 +7,7 @@ All have one fixed size, so that one small receive can always be posted. They ca
                         ABORT    this transfer is given up here
     receiver → sender   WELCOME  or REFUSED, in answer to HELLO
                         ABORT    this transfer is unknown, taken or lost here: stop sending it
+                        RECALL   what is on offer and has nothing to carry is to be voided now
                         PACED    from here on frames may be kept waiting on purpose, or no longer
 """
 
@@ -85,9 +86,14 @@ class Paced:
     is_on: bool
 
 
-Control = Hello | Welcome | Refused | Offer | Abort | Paced
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """See kvfabric/standing.py."""
 
-_HELLO, _WELCOME, _REFUSED, _OFFER, _ABORT, _PACED = range(1, 7)
+
+Control = Hello | Welcome | Refused | Offer | Abort | Paced | Recall
+
+_HELLO, _WELCOME, _REFUSED, _OFFER, _ABORT, _PACED, _RECALL = range(1, 8)
 
 
 def encode_control(message: Control) -> bytes:
@@ -106,6 +112,8 @@ def encode_control(message: Control) -> bytes:
             return _pack(_ABORT, code=reason, data=transfer_id)
         case Paced(is_on):
             return _pack(_PACED, code=is_on)
+        case Recall():
+            return _pack(_RECALL)
 
 
 def decode_control(message: bytes | bytearray) -> Control:
@@ -127,6 +135,8 @@ def decode_control(message: bytes | bytearray) -> Control:
                 return Abort(TransferId(data[:16]), AbortReason(code))
             case 6 if code in (0, 1):
                 return Paced(code == 1)
+            case 7:
+                return Recall()
     except ValueError as error:
         raise BadFrame(f"unknown code {code} in control message {kind}") from error
     raise BadFrame(f"unknown control message {kind}")

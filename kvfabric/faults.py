@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from kvfabric.control import Abort, Hello, Offer, Paced, Refused, Welcome, decode_control
+from kvfabric.control import Abort, Hello, Offer, Paced, Recall, Refused, Welcome, decode_control
 from kvfabric.errors import PeerLost
 from kvfabric.frame import FrameKind, read_frame
 from kvfabric.transport import Channel, Endpoint, Listener, OnEndpoint, Transport
@@ -55,6 +55,7 @@ _CONTROL_KINDS = {
     Offer: "offer",
     Abort: "abort",
     Paced: "paced",
+    Recall: "recall",
 }
 _FRAME_KINDS = {FrameKind.KV: "kv", FrameKind.COMMIT: "commit", FrameKind.VOID: "void"}
 KINDS = (*_CONTROL_KINDS.values(), *_FRAME_KINDS.values())

@@ -24,6 +24,7 @@ from kvfabric.control import (
     Hello,
     Offer,
     Paced,
+    Recall,
     decode_control,
     encode_control,
 )
@@ -42,6 +43,7 @@ from kvfabric.handshake import greet
 from kvfabric.link_speed import LinkSpeed
 from kvfabric.outgoing import Outgoing
 from kvfabric.slots import Slot, SlotPool
+from kvfabric.standing import LINGER_S, Standing
 from kvfabric.stats import FabricCounters
 from kvfabric.tasks import TaskSet, until_broken
 from kvfabric.transport import Channel, Endpoint, Transport
@@ -84,7 +86,8 @@ class Link:
         self.address = address
         self.endpoint: Endpoint | None = None
         self.speed = LinkSpeed()
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
         self._slots = slots
         self._counters = counters
         self._connect_timeout_s = connect_timeout_s
@@ -96,10 +99,12 @@ class Link:
         self._sending = Deadline(send_timeout_s)
         self._what = f"sending a frame to {address}"
         self._window = asyncio.Semaphore(min(WINDOW, slots.max_per_peer))
-        self._credit = 0  # frames offered, not yet popped
         self._changed = asyncio.Event()
+        self._credit = 0  # frames offered, not yet popped
+        self._standing = Standing()
+        self._stale = self._loop.call_later(0, self._changed.set)  # to void those that stand
         self._frames = TaskSet()
-        self._broken: asyncio.Future[FabricError] = asyncio.get_running_loop().create_future()
+        self._broken: asyncio.Future[FabricError] = self._loop.create_future()
         self._numbers = count()  # of the messages on FRAMES
 
     @property
@@ -117,6 +122,7 @@ class Link:
         if len(self._used) > _USED_REMEMBERED:
             self._used.popitem(last=False)
         self._transfers[outgoing.ticket.transfer_id] = outgoing
+        self._standing.began(self._clock())
         self._turns.add(outgoing)
         self._wire.add(outgoing)
         outgoing.on_change = lambda: self._on_change(outgoing)
@@ -138,6 +144,7 @@ class Link:
         loops.spawn(until_broken(self._connect(transport, hello, loops), self.break_off))
         await self._broken
         loops.cancel()
+        self._stale.cancel()
         if self.endpoint is not None:
             self.endpoint.abort()
         await loops.join(self._connect_timeout_s)
@@ -163,13 +170,18 @@ class Link:
                         outgoing.fail(error, tell_peer=False)
                 case Paced(is_on):
                     self.speed.paced(is_on, self._clock())
+                    self._standing.paced(is_on)
+                    self._changed.set()
+                case Recall():
+                    self._standing.recalled()
+                    self._changed.set()
                 case other:
                     raise BadFrame(f"{other} from a receiver")
 
     async def _pump(self, endpoint: Endpoint) -> None:
         while True:
             while all(self._next_nbytes(outgoing) is None for outgoing in self._turns):
-                self._void_excess_credit(endpoint)
+                self._settle_credit(endpoint)
                 self._changed.clear()
                 await self._changed.wait()
             await self._window.acquire()
@@ -248,10 +260,18 @@ class Link:
                 self._credit += more
                 outgoing.offers += 1
 
-    def _void_excess_credit(self, endpoint: Endpoint) -> None:
-        for _ in range(self._credit - self._num_offerable()):
+    def _settle_credit(self, endpoint: Endpoint) -> None:
+        """Nothing can go now: on offer stay the frames that will come, and some that stand."""
+        standing, to_come = self._standing.num_frames(self._clock()), self._num_offerable()
+        for _ in range(self._credit - max(to_come, standing)):
             endpoint.send(Channel.FRAMES, _void_frame(self._next_number()))
             self._credit -= 1
+        if not self._transfers and self._credit < standing:
+            endpoint.send(Channel.CONTROL, encode_control(Offer(standing - self._credit)))
+            self._credit = standing
+        if self._credit > to_come:
+            self._stale.cancel()
+            self._stale = self._loop.call_later(LINGER_S, self._changed.set)
 
     def _next_number(self) -> int:
         return next(self._numbers) % 2**32
@@ -270,6 +290,8 @@ class Link:
             return  # not connected yet: told afterwards
         if self._transfers.pop(outgoing.ticket.transfer_id, None) is None:
             return
+        if outgoing.error is None:
+            self._standing.ended(self._clock())
         self._turns.remove(outgoing)
         self._wire.remove(outgoing)
         if outgoing.tell_peer and self.endpoint is not None and not self.over:

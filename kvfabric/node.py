@@ -49,6 +49,7 @@ class Node:
             send_slots=config.send_slots,
             recv_slots=config.recv_slots,
         )
+        self._recv_slots.on_shortage = self._recall
         self._incoming = IncomingTransfers(
             first_frame_timeout_s=config.first_frame_timeout_s,
             transfer_timeout_s=config.transfer_timeout_s,
@@ -197,6 +198,10 @@ class Node:
         welcome = Welcome(self.config.fingerprint, self.config.generation, self.config.facts)
         await reception.run(welcome, self.config.connect_timeout_s)
         self._receptions.discard(reception)
+
+    def _recall(self) -> None:
+        for reception in tuple(self._receptions):
+            reception.recall()
 
     def _tick(self, due: float) -> None:
         loop = asyncio.get_running_loop()

@@ -28,6 +28,7 @@ from kvfabric.control import (
     Control,
     Offer,
     Paced,
+    Recall,
     Welcome,
     decode_control,
     encode_control,
@@ -89,6 +90,8 @@ class Reception:
         self._is_paced = False  # as the peer knows
         self._peer = 0  # generation of the sending process: its connections share one cap
         self._owed = 0  # frames offered and not yet given a slot
+        self._num_posted = 0  # frames offered that have one and have not come
+        self._is_recalled = False  # those that only stand, as the peer knows
         self._numbers: OrderedDict[int, None] = OrderedDict()  # of the last messages
         self._offered = asyncio.Event()
         self._frames = TaskSet()
@@ -118,6 +121,12 @@ class Reception:
             self._broken.set_result(error)
             self.endpoint.abort()
 
+    def recall(self) -> None:
+        """Somebody waits for a slot: one in which nothing is to come is to be given back."""
+        if self._num_posted and not self._is_recalled:
+            self._is_recalled = True
+            self._say(Recall())
+
     async def _read_control(self) -> None:
         buffer = bytearray(CONTROL_NBYTES)
         while True:
@@ -127,6 +136,7 @@ class Reception:
                     self._owed += num_frames
                     if self._owed > MAX_OFFERED:
                         raise BadFrame(f"the peer has {self._owed} frames on offer")
+                    self._is_recalled = False
                     self._offered.set()
                 case Abort(transfer_id, reason):
                     error = TransferAborted(f"the sender: {reason.name.lower()}")
@@ -146,13 +156,17 @@ class Reception:
                 await pace.turn()
             slot = await self._slots.acquire(self._peer)
             self._owed -= 1
+            self._num_posted += 1
             received = self.endpoint.recv(Channel.FRAMES, slot.message)
             take = self._take(slot, received)
             self._frames.spawn(take if pace is None else _counted(take, pace))
 
     async def _take(self, slot: Slot, received: asyncio.Future[None]) -> None:
         try:
-            await self._arrived(received)
+            try:
+                await self._arrived(received)
+            finally:
+                self._num_posted -= 1
             header = read_frame(slot.message)
             if self._is_new(header.number):
                 await self._handle(header, slot)

@@ -9,7 +9,7 @@ at its cap is passed over until it gives a slot back.
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from kvfabric.frame import message_nbytes
@@ -47,6 +47,8 @@ class SlotPool:
         self.lent: set[Slot] = set()
         self._held: Counter[Hashable] = Counter()
         self._waiters: deque[_Waiter] = deque()
+        self.on_shortage: Callable[[], None] = lambda: None
+        """Somebody waits who would get a slot if one was free. May be set."""
 
     @property
     def num_used(self) -> int:
@@ -96,7 +98,10 @@ class SlotPool:
             slot = Slot(self._free.pop(), waiter.peer, time.monotonic_ns())
             self.lent.add(slot)
             waiter.granted.set_result(slot)
+        is_short = bool(self._waiters)
         self._waiters.extendleft(reversed(passed_over))
+        if is_short:
+            self.on_shortage()
 
 
 def slot_stride(payload_nbytes: int) -> int:

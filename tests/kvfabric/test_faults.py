@@ -175,7 +175,7 @@ async def test_abort_and_kill_fail_what_is_held_up() -> None:
 def test_kinds_are_those_of_our_messages() -> None:
     assert kind_of(Channel.CONTROL, encode_control(Offer(1))) == "offer"
     assert kind_of(Channel.CONTROL, encode_control(Paced(True))) == "paced"
-    assert len(set(KINDS)) == 9
+    assert len(set(KINDS)) == 10
 
 
 async def end_of(sink: Sink) -> FabricError | None:
