@@ -174,6 +174,8 @@ class _ClaimedBlocks:
         if self._claim is None:
             self.installs.begin_ns = time.monotonic_ns()
             self._claim = self._engine.claim(self._request_id)
+        if self._claim.done():  # no way through the loop for each frame
+            return self._claim.result()
         # Shielded: one frame's cancelled wait must not cancel the claim that all frames share.
         return await asyncio.shield(asyncio.wrap_future(self._claim))
 
