@@ -1,7 +1,8 @@
 """The receiving end: one `Reception` per connection that a peer opened.
 
 Life of a frame here:
-1. OFFER says that frames will come; only then are slots taken, so an idle peer pins none.
+1. OFFER says that frames will come; only then are slots taken, so an idle peer pins none. On a busy
+   connection some stand ready (standing.py) until somebody else wants their slots.
 2. A slot is acquired (the peer's cap and the budget hold the peer back: that is all the
    back-pressure there is, but for the pace of a process that is busy, and the peer is told when
    that begins and ends) and posted as a receive.

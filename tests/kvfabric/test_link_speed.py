@@ -10,6 +10,7 @@ from tests.kvfabric.rig import (
     SHAPE,
     Sink,
     Source,
+    idle,
     make_ticket,
     open_nodes,
     ship_all,
@@ -94,6 +95,7 @@ async def test_a_link_learns_from_frames_that_its_receiver_does_not_pace(
         share[0] = None
         learnt = await _ship(prefill, decode, codecs)
         assert len(learnt) == 1
+        await idle(decode)  # nothing stands ready any more, which a frame would not wait for
         share[0] = 0.5  # after the ticket of such a transfer was minted, for all it knows
         assert await _ship(prefill, decode, codecs) == learnt
         share[0] = None
