@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from deploy.worker_config import WorkerConfig
+from deploy.worker_config import DECODE_TPOT_SLO_MS, MIXED_TPOT_SLO_MS, WorkerConfig
 from engine.engine_config import EngineConfig
 from engine.tp.shard import Shard
 from kvfabric.config import FabricConfig
@@ -22,7 +22,7 @@ def engine_config(config: WorkerConfig, shard: Shard) -> EngineConfig:
         swap_memory=config.swap_memory,
         max_model_len=config.max_model_len,
         token_budget=config.token_budget,
-        tpot_slo_ms=config.tpot_slo_ms or None,
+        tpot_slo_ms=_tpot_slo_ms(config),
         prefill_policy=config.prefill_policy,
         max_queue_ms=config.max_queue_ms or None,
         max_num_seqs=config.max_num_seqs,
@@ -36,6 +36,13 @@ def engine_config(config: WorkerConfig, shard: Shard) -> EngineConfig:
         random_weights=config.random_weights,
         shard=shard,
     )
+
+
+def _tpot_slo_ms(config: WorkerConfig) -> float | None:
+    """None: there is none."""
+    if config.tpot_slo_ms is None:
+        return DECODE_TPOT_SLO_MS if config.role == "decode" else MIXED_TPOT_SLO_MS
+    return config.tpot_slo_ms or None
 
 
 def _share_of_all_cores(shard: Shard) -> int | None:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from deploy.placement import Placement, place, usable_cores, visible_gpus
 from deploy.processes import ProcessSpec
+from deploy.worker_config import MIXED_TPOT_SLO_MS
 from runtime.flags import flag, nbytes
 
 LOOPBACK = "127.0.0.1"
@@ -155,6 +156,8 @@ def make(
     gpus = visible_gpus(config.device, environ)
     placement = place(names, ranks, usable_cores(config.cores), gpus)
     base = child_environ(environ)
+    if config.mode == "colocated":  # decode workers compute all prompts
+        base.setdefault("BATON_TPOT_SLO_MS", f"{MIXED_TPOT_SLO_MS:g}")
     workers = tuple(
         ProcessSpec(
             name=name,

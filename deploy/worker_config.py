@@ -5,6 +5,9 @@ from typing import Literal
 
 from runtime.flags import flag, nbytes
 
+MIXED_TPOT_SLO_MS, DECODE_TPOT_SLO_MS = 90.0, 30.0
+"""Where most prompts are computed beside streams, and where few are."""
+
 
 @dataclass(frozen=True)
 class WorkerConfig:
@@ -67,10 +70,11 @@ class WorkerConfig:
         None, help="longest prompt and output together (default: the model's)"
     )
     token_budget: int = flag(512, help="tokens computed in one step, at most")
-    tpot_slo_ms: float = flag(
-        90.0,
+    tpot_slo_ms: float | None = flag(
+        None,
         help="prompts are computed in such chunks that streams wait no longer than this between "
-        "two tokens, as far as measured steps tell; 0: in chunks of --token-budget",
+        "two tokens, as far as measured steps tell; 0: in chunks of --token-budget (default: "
+        f"{DECODE_TPOT_SLO_MS:g} for decode, {MIXED_TPOT_SLO_MS:g} for the other roles)",
     )
     prefill_policy: Literal["fcfs", "srf"] = flag(
         "srf",

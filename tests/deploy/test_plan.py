@@ -49,6 +49,14 @@ def test_the_users_own_flags_come_last() -> None:
     assert decode.argv[-4:] == ("--block-size", "32", "--block-size", "64")
 
 
+def test_who_computes_prompts_beside_streams_may_take_longer_for_a_step() -> None:
+    name = "BATON_TPOT_SLO_MS"
+    assert all(name not in spec.environ for spec in made(UpConfig()).specs)
+    colocated = UpConfig(mode="colocated")
+    assert made(colocated).specs[0].environ[name] == "90"
+    assert made(colocated, {name: "50"}).specs[0].environ[name] == "50"
+
+
 def test_children_do_not_inherit_what_was_meant_for_up() -> None:
     environ = {"BATON_PREFILL": "2", "BATON_TOKEN_BUDGET": "64", "PYTHONPATH": "/x", "HOME": "/h"}
     child = plan.child_environ(environ)

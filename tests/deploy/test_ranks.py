@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -31,6 +32,16 @@ def test_threads_of_a_rank_are_its_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     unpinned = dataclasses.replace(CONFIG, cores=())
     assert engine_config(unpinned, Shard(1, 2)).num_threads == 4
     assert engine_config(unpinned, Shard()).num_threads is None
+
+
+def test_streams_on_a_decode_worker_wait_for_smaller_chunks_of_prompts() -> None:
+    def objective(role: Literal["decode", "both"], given: float | None = None) -> float | None:
+        return engine_config(
+            WorkerConfig(role=role, model_path="m", tpot_slo_ms=given), Shard()
+        ).tpot_slo_ms
+
+    assert (objective("decode"), objective("both")) == (30, 90)
+    assert [objective("decode", 50), objective("decode", 0)] == [50, None]
 
 
 def test_a_rank_reads_its_workers_flags() -> None:
