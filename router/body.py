@@ -16,6 +16,10 @@ class Connection(Protocol):
         """Hands more of a body of unknown length to the network, in one chunk. False: it cannot
         just now, or not in this answer; it is to go the long way, on which one can wait."""
 
+    def leave(self) -> None:
+        """Ends it at once, with what the client has not taken: an orderly end would wait for a
+        client that takes nothing for as long as it stays."""
+
 
 def connection_of(scope: MutableMapping[str, Any]) -> Connection | None:
     connection: Connection | None = scope.get("state", {}).get(CONNECTION)

@@ -18,6 +18,7 @@ from http import HTTPStatus
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from router.body import Connection, connection_of
 from router.errors import ApiError, Disconnected, ShuttingDown
 from router.exchange import send_in_time, while_connected
 
@@ -120,11 +121,11 @@ class FeedResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._feed.viewing():
             try:
-                await while_connected(receive, self._send_all(send))
+                await while_connected(receive, self._send_all(send, connection_of(scope)))
             except Disconnected:
                 return
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, connection: Connection | None) -> None:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-store"),
@@ -132,7 +133,7 @@ class FeedResponse(Response):
         ]
 
         async def put(message: Message) -> None:
-            await send_in_time(send, message, self._send_timeout_s)
+            await send_in_time(send, message, self._send_timeout_s, connection)
 
         await put({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
         async for event in self._feed.events():

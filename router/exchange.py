@@ -92,15 +92,19 @@ class Reply:
         await self._put({"type": "http.response.body", "body": body, "more_body": more_body})
 
     async def _put(self, message: Message) -> None:
-        await send_in_time(self._send, message, self._timeout_s)
+        await send_in_time(self._send, message, self._timeout_s, self._connection)
 
 
-async def send_in_time(send: Send, message: Message, timeout_s: float) -> None:
-    """Raises Disconnected if the client has not taken it by then."""
+async def send_in_time(
+    send: Send, message: Message, timeout_s: float, connection: Connection | None
+) -> None:
+    """Raises Disconnected if the client has not taken it by then; its connection is left."""
     try:
         async with asyncio.timeout(timeout_s):
             await send(message)
     except (TimeoutError, OSError) as error:
+        if connection is not None:
+            connection.leave()
         raise Disconnected("the client takes nothing any more") from error
 
 

@@ -74,6 +74,9 @@ class HeadTimeoutProtocol(H11Protocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
+    def leave(self) -> None:
+        self.transport.abort()
+
     @property
     def _is_idle(self) -> bool:
         """No request is being answered."""

@@ -79,4 +79,5 @@ async def test_a_client_that_reads_nothing_is_left(
         await until(
             lambda: router.metric("baton_requests_total", outcome="cancelled") == 1, timeout_s=30
         )
+        await until(lambda: not router.server.server_state.connections)
         writer.transport.abort()

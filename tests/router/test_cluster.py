@@ -239,6 +239,7 @@ async def test_a_slow_viewer_is_left_and_delays_nobody(
             await until(lambda: feed.num_viewers == 1)
             assert (await router.complete()).status_code == 200
             await until(lambda: feed.num_viewers == 0, timeout_s=8)
+            await until(lambda: len(router.server.server_state.connections) == 1)  # not its own
         finally:
             writer.transport.abort()
 
