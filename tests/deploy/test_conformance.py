@@ -8,6 +8,7 @@ import pytest
 from deploy import cli, conformance
 from deploy.conformance_api import Answer, Endpoint, Fault, joined
 from deploy.conformance_cases import CASES
+from tests.deploy import terminal
 from tests.router.model_folder import write_model_folder
 from tests.router.served_fakes import served_fakes
 
@@ -31,7 +32,12 @@ def test_what_is_wrong_is_told(
         assert {row.name for row in rows if not row.is_sound} == OBEY_NOTHING
         with pytest.raises(SystemExit) as end:
             cli.main(["conformance", "--url", url, "--model", "tiny"])
-    assert end.value.code == 1
+        narrow = {"TERM": "dumb", "COLUMNS": "60", "LINES": "40"}  # dumb ones do not tell theirs
+        shown, status = terminal.run("conformance", "--url", url, columns=60, **narrow)
+    assert end.value.code == status == 1
+    assert "\x1b" not in shown
+    assert all(len(line) <= 60 for line in shown.splitlines()), shown
+    assert shown.endswith(f"{len(CASES) - len(OBEY_NOTHING)} of {len(CASES)} cases are sound\n")
     told = capsys.readouterr().out
     assert all(name in told for name in CASES)
     assert f"{len(CASES) - len(OBEY_NOTHING)} of {len(CASES)} cases are sound" in told

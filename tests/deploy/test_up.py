@@ -20,6 +20,8 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 FAKES = Path(__file__).parent
+UP = (str(FAKES / "fake_baton.py"), "up")
+ENVIRON = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{FAKES}"}
 
 
 class Cluster:
@@ -28,10 +30,10 @@ class Cluster:
     def __init__(self, run_dir: Path, *flags: str, port: int | None = None) -> None:
         self.run_dir = run_dir
         self.port = port or free_port()
-        argv = ["up", f"--run-dir={run_dir}", f"--port={self.port}", *flags]
+        argv = [f"--run-dir={run_dir}", f"--port={self.port}", *flags]
         self.process = subprocess.Popen(
-            [sys.executable, FAKES / "fake_baton.py", *argv],
-            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{FAKES}"},
+            [sys.executable, *UP, *argv],
+            env=ENVIRON,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -144,6 +144,17 @@ def test_an_error_is_one_line_and_status_2(
     assert "smollm2" in err
 
 
+def test_ctrl_c_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: Preparation, model: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Preparation, "prepare", interrupted)
+    assert main(["--model", "org/model", "--cache", str(tmp_path)]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 def test_smollm2_from_pypi(smollm2: Path) -> None:
     """The real model: every trap of its conversion."""
     assert (smollm2 / "model.safetensors").stat().st_mode & 0o777 == 0o644

@@ -2,51 +2,18 @@
 ones too, and what Ctrl-C in the middle does."""
 
 import json
-import os
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pexpect
 import pytest
 
+from tests.deploy.terminal import ESCAPE, run, terminal
 from tests.e2e.up.cluster_up import ANSWER, QUESTION, Up
 
 pytestmark = pytest.mark.parametrize("up", ["disaggregated"], indirect=True)
 
-ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 LONG = "Count from one to a thousand, in words, one by one."
-
-
-@contextmanager
-def terminal(*words: str, columns: int = 100, **environ: str) -> Iterator["pexpect.spawn[str]"]:
-    """`baton WORDS` on a terminal of its own; ended at the end."""
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "deploy.cli", *words],
-        env={**_environment(), **environ},
-        dimensions=(40, columns),
-        encoding="utf-8",
-        timeout=30,
-    )
-    try:
-        yield child
-    finally:
-        child.close(force=True)
-
-
-def _environment() -> dict[str, str]:
-    return {"TERM": "xterm-256color", **{k: v for k, v in os.environ.items() if k != "NO_COLOR"}}
-
-
-def run(*words: str, columns: int = 100, **environ: str) -> tuple[str, int]:
-    """What was shown, to its end, and the exit status."""
-    with terminal(*words, columns=columns, **environ) as child:
-        shown: str = child.read()
-        child.wait()
-        return shown.replace("\r\n", "\n"), child.exitstatus or 0
 
 
 def where(up: Up) -> list[str]:
@@ -135,8 +102,9 @@ def test_ctrl_c_ends_the_answer_and_then_the_program(up: Up) -> None:
 
 
 def test_chat_takes_one_question(up: Up) -> None:
-    shown, status = run("chat", *where(up), "--temperature", "0", *QUESTION.split())
-    assert (shown.strip(), status) == (ANSWER, 0)
+    asked = ["chat", *where(up), "--temperature", "0", *QUESTION.split()]
+    shown, status = run(*asked, columns=20, TERM="dumb")
+    assert (shown, status) == (f"{ANSWER}\n", 0)
     shown, status = run("chat", *where(up), "--temperature", "9", "hello")
     assert status == 1
     assert "temperature" in shown
@@ -145,11 +113,12 @@ def test_chat_takes_one_question(up: Up) -> None:
 def test_bench_measures_and_draws(up: Up, tmp_path: Path) -> None:
     files = ["--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png")]
     load = ["--requests", "3", "--prompt-len", "40", "--output-len", "8"]
-    shown, status = run("bench", *where(up), *load, *files, columns=60)
+    shown, status = run("bench", *where(up), *load, *files, columns=60, TERM="dumb")
     assert status == 0, shown
-    plain = ESCAPE.sub("", shown)
-    assert re.search(r"TTFT ms\s+\d", plain)
-    assert re.search(r"decode|prefill", plain), "the stages"
+    assert "\x1b" not in shown
+    assert all(len(line) <= 60 for line in shown.splitlines()), shown
+    assert re.search(r"TTFT ms\s+\d", shown)
+    assert re.search(r"decode|prefill", shown), "the stages"
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["figures"]["requests"] == 3
     assert report["figures"]["failures"] == 0
