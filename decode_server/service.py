@@ -18,9 +18,9 @@ from engine.request_message import engine_request
 from kvfabric.fabric import Fabric
 from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
+from runtime import log
 from runtime.call import deadline
 from runtime.duty import Duty
-from runtime.log import bind_request
 from runtime.metrics import HandoffStages
 
 Context = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateEvent]
@@ -80,9 +80,10 @@ class DecodeService(pb_grpc.DecodeServicer):
         )
         if request.local_prefill:
             self._metrics.count_local_prefill(request.local_prefill_reason)
+        told = {"prompt_tokens": len(request.prompt_token_ids), "samples": len(request.samples)}
         self._legs[leg] = request.request_id
         try:
-            with bind_request(request.request_id):
+            with log.leg("decode", request.request_id, **told):
                 async with deadline(request.remaining_ms):
                     await leg.run(context.write)
         finally:

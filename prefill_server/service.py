@@ -20,9 +20,9 @@ from prefill_server.leg import PrefillLeg
 from prefill_server.metrics import PrefillMetrics
 from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
+from runtime import log
 from runtime.call import RETRY_AFTER_MS, deadline
 from runtime.duty import Duty
-from runtime.log import bind_request
 from runtime.metrics import HandoffStages
 
 Context = grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent]
@@ -81,7 +81,8 @@ class PrefillService(pb_grpc.PrefillServicer):
             engine_request(request, Leg.PREFILL, request_id, vocab_size),
             _ticket(request, self._engine.engine.kv_shape[1]),
         )
-        with bind_request(request.request_id):
+        told = {"prompt_tokens": len(request.prompt_token_ids)}
+        with log.leg("prefill", request.request_id, **told):
             async with deadline(request.remaining_ms):
                 try:
                     await leg.run(context.write)

@@ -1,5 +1,7 @@
 """One event, one line, whoever says it."""
 
+import asyncio
+import contextvars
 import json
 import logging
 from collections.abc import Iterator
@@ -48,3 +50,32 @@ def test_text_keeps_a_traceback_within_its_line(capsys: pytest.CaptureFixture[st
     log.get_logger().error("failed", exc_info=ValueError("two\nlines"))
     (line,) = capsys.readouterr().err.splitlines()
     assert "ValueError" in line
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(None, "done"), (asyncio.CancelledError(), "cancelled"), (ValueError("x"), "ValueError")],
+)
+def test_a_leg_says_how_it_ended(
+    error: BaseException | None, outcome: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.configure("prefill-0", format="json")
+
+    def run() -> None:
+        try:
+            with log.leg("prefill", "r1", prompt_tokens=7):
+                if error is not None:
+                    raise error
+        except BaseException:  # noqa: BLE001 (also the cancellation)
+            log.get_logger().error("handler failed")
+
+    contextvars.copy_context().run(run)
+    log.get_logger().info("another request's")
+    first, *failed, other = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (first["event"], first["outcome"], first["prompt_tokens"]) == (
+        "prefill ended",
+        outcome,
+        7,
+    )
+    assert [line["request_id"] for line in (first, *failed)] == ["r1"] * (1 + (error is not None))
+    assert "request_id" not in other
