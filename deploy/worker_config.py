@@ -140,7 +140,7 @@ class WorkerConfig:
         "0: there is none",
     )
     install_share: float = flag(
-        0.1,
+        0.05,
         help="share of a core's time that receiving and installing KV may take while a decode "
         "worker serves streams on all of its cores; 1: it takes what it needs",
     )
