@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.config import ModelConfig
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, RouterProcess
 from tests.e2e.equivalence.relay import CHUNK, MAX_MODEL_LEN, NUM_OUTPUTS, POOL_TOKENS, Relay
 from tests.e2e.reference import Reference
 
@@ -38,3 +38,13 @@ def relay(
         yield Relay(workers, cluster, expected, nbytes)
     finally:
         cluster.close()
+
+
+@pytest.fixture
+def router(relay: Relay) -> Iterator[RouterProcess]:
+    router = relay.cluster.router()
+    router.wait_ready()
+    router.wait_knows_all()
+    yield router
+    router.ask_to_end()
+    router.wait_end()

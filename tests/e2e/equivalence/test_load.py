@@ -3,7 +3,6 @@ blocks of two sizes. All are answered, and rightly; none is lost; the pools are 
 
 import asyncio
 import random
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -57,16 +56,6 @@ async def text_of(client: httpx.AsyncClient, body: dict[str, object]) -> str:
     assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     return "".join(chunk["choices"][0]["text"] for chunk in chunks)
-
-
-@pytest.fixture
-def router(relay: Relay) -> Iterator[RouterProcess]:
-    router = relay.cluster.router()
-    router.wait_ready()
-    router.wait_knows_all()
-    yield router
-    router.ask_to_end()
-    router.wait_end()
 
 
 @pytest.mark.parametrize("relay", ["smollm2"], indirect=True)
