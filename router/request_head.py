@@ -18,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from router.body import CONNECTION
 from router.errors import ApiError
+from router.joined_writes import JoinedWrites
 
 MAX_HEAD_NBYTES = 64 << 10
 
@@ -42,6 +43,7 @@ class HeadTimeoutProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.app_state = {**self.app_state, CONNECTION: self}
+        self.conn: JoinedWrites = JoinedWrites(MAX_HEAD_NBYTES, self.loop, self._flush)
         assert isinstance(self.config, HeadTimeoutConfig)
         self._timeout_s = self.config.head_timeout_s
         self._deadline: asyncio.TimerHandle | None = None
@@ -71,11 +73,19 @@ class HeadTimeoutProtocol(H11Protocol):
         has_chunks = self.conn.our_state is h11.SEND_BODY and self.scope["http_version"] == "1.1"
         if not (is_body and has_chunks and body) or self.flow.write_paused:
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        self.transport.write(b"%b%x\r\n%b\r\n" % (self.conn.take(), len(body), body))
         return True
 
     def leave(self) -> None:
         self.transport.abort()
+
+    @property
+    def is_writable(self) -> bool:
+        return not self.flow.write_paused
+
+    def _flush(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(self.conn.take())
 
     @property
     def _is_idle(self) -> bool:
