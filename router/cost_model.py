@@ -119,11 +119,13 @@ class CostModel:
     """Workers of one kind compute alike, as far as is not known better."""
 
     def worker(self, address: str) -> WorkerCost:
-        return self.workers.setdefault(address, WorkerCost())
+        if (found := self.workers.get(address)) is None:
+            found = self.workers[address] = WorkerCost()
+        return found
 
     def link(self, prefill: str, decode: str) -> OnlineFit:
         prior = self._link_priors.get(decode, LINK_PRIOR)
-        return self.links.setdefault((prefill, decode), OnlineFit(2, prior))
+        return _fit(self.links, (prefill, decode), prior)
 
     def told_link(self, decode: str, nbytes_per_s: float) -> None:
         """What the worker's own test of its fabric has found: links to it begin with that."""
@@ -135,7 +137,7 @@ class CostModel:
                 link.set_prior(prior)
 
     def way(self, prefill: str, decode: str) -> OnlineFit:
-        return self.ways.setdefault((prefill, decode), OnlineFit(2, WAY_PRIOR))
+        return _fit(self.ways, (prefill, decode), WAY_PRIOR)
 
     def prefill_s(
         self,
@@ -172,3 +174,11 @@ class CostModel:
             return None
         borrowed = others[len(others) // 2]
         return [*own.fit.weights[:_FIRST_OF_PREFILL], *borrowed]
+
+
+def _fit(
+    fits: dict[tuple[str, str], OnlineFit], key: tuple[str, str], prior: tuple[float, float]
+) -> OnlineFit:
+    if (found := fits.get(key)) is None:
+        found = fits[key] = OnlineFit(2, prior)
+    return found
