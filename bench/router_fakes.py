@@ -23,6 +23,7 @@ from protos import serving_pb2 as pb
 from protos import serving_pb2_grpc as pb_grpc
 
 MAX_MODEL_LEN = 4096
+_NUM_BLOCKS = 1 << 16
 _STATE_S = 0.25
 
 
@@ -60,7 +61,16 @@ class Decode(pb_grpc.DecodeServicer):
             fingerprint=b"fake",
             max_model_len=MAX_MODEL_LEN,
             block_size=16,
+            num_blocks=_NUM_BLOCKS,
+            blocks=pb.BlockLedger(free=_NUM_BLOCKS),
+            max_num_seqs=256,
+            token_budget=512,
+            step_slo_ms=90,
+            queue_ageing=0.1,
+            kv_token_nbytes=23_040,
         )
+        # Seconds for a step, a decode, context, prefill tokens, attention: placed by as any others.
+        self._steps = pb.StepTimes(weights=(5e-3, 1e-3, 1e-6, 5e-4, 1e-8), knows_prefill=True)
 
     async def Generate(  # type: ignore[override]
         self,
@@ -86,7 +96,7 @@ class Decode(pb_grpc.DecodeServicer):
     ) -> None:
         while True:
             self._status.monotonic_ns = time.monotonic_ns()
-            await context.write(pb.WorkerState(status=self._status))
+            await context.write(pb.WorkerState(status=self._status, steps=self._steps))
             await asyncio.sleep(_STATE_S)
 
     async def Renew(self, request: pb.RenewRequest, context: object) -> pb.RenewReply:
