@@ -52,6 +52,8 @@ KINDS: dict[str, Kind] = {
             },
         },
     ),
+    # Behind min_tokens the first vowel ends it.
+    "stop": Kind(COMPLETION, {**HOT, "seed": 11, "min_tokens": 90, "stop": [*"aeiou"]}),
     # The end id is all but certain as soon as it may come.
     "min_tokens": Kind(COMPLETION, {"temperature": 0, "min_tokens": 90, "logit_bias": {"2": 100}}),
 }

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import aiohttp
+import grpc
 from prometheus_client import CollectorRegistry
 
 from protos import serving_pb2 as pb
 from router.app import Router
 from router.tokenizer import TextTokenizer
 from tests.router.conftest import RunningRouter, StartRouter
-from tests.router.fake_workers import FakeCluster, fake_cluster, until
+from tests.router.fake_workers import FakeCluster, GenerateCall, fake_cluster, until
 
 NUM = 512
 PATIENT = {
@@ -97,6 +98,10 @@ def known(router: Router) -> set[tuple[str, int, int]]:
     }
 
 
+async def refuse(call: GenerateCall) -> None:
+    await call.fail(grpc.StatusCode.INVALID_ARGUMENT, "the prompt needs 9 blocks of 8")
+
+
 async def test_twenty_400s_in_a_row_open_no_breaker(
     start_router: StartRouter, answer: Sequence[int]
 ) -> None:
@@ -109,6 +114,10 @@ async def test_twenty_400s_in_a_row_open_no_breaker(
         ]
         for body in wrong * 5:
             assert (await router.complete(**body)).status_code == 400
+        (decode,) = cluster.decodes
+        decode.scripts.extend([refuse] * 20)  # what only a worker can know
+        for _ in range(20):
+            assert (await router.complete()).status_code == 400
         for role in ("decode", "prefill"):
             assert router.metric("baton_breakers_open", role=role) == 0
             assert router.metric("baton_workers_ready", role=role) == 1
