@@ -1,5 +1,6 @@
 """`python -m router`: flags to objects, and run."""
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -64,6 +65,7 @@ def main() -> None:
         head_timeout_s=config.head_timeout_s,
         tls=http_tls,
     )
+    gc.freeze()  # modules and vocabulary stay: a collection that walks them holds up every token
     server.run()
     if not server.started:
         sys.exit(1)

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.datastructures import Headers
 
@@ -39,11 +38,12 @@ from router.grammar_check import GrammarCheck
 from router.ledger import LedgerWatch
 from router.metrics import RouterMetrics
 from router.objective import TPOT_HEADER, TTFT_HEADER, wish_of
-from router.openapi import Posted, Posts, add_document, answers
+from router.openapi import Posted, Posts, add_document
 from router.operations_api import add_models, add_operations
 from router.page import add_page
 from router.pins import PinBoard
 from router.pins_api import PrefixReader
+from router.posting import add_posts
 from router.record import Records, RequestRecord
 from router.request import ValidRequest
 from router.request_id import RequestIds, request_id_of
@@ -61,10 +61,10 @@ MAX_SESSION = 256
 """Characters of it that count."""
 
 POSTS: Posts = {
-    "/v1/chat/completions": Posted(ChatBody, ChatCompletionChunk),
-    "/v1/completions": Posted(CompletionBody, TextCompletionChunk),
-    "/tokenize": Posted(TokenizeBody),
-    "/detokenize": Posted(DetokenizeBody),
+    "/v1/chat/completions": Posted(ChatBody, ChatCompletion, ChatCompletionChunk),
+    "/v1/completions": Posted(CompletionBody, TextCompletion, TextCompletionChunk),
+    "/tokenize": Posted(TokenizeBody, Tokenized),
+    "/detokenize": Posted(DetokenizeBody, Detokenized),
 }
 
 Work = Callable[[RequestRecord, JSONObject, Reply], Coroutine[Any, Any, None]]
@@ -203,11 +203,11 @@ def build_app(
     app = FastAPI(
         lifespan=lifespan, title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False
     )
+    _add_exchanges(app)
     app.add_middleware(Gate)
     add_cors(app, config.cors_origin)
     app.add_middleware(RequestIds)
     add_error_answers(app)
-    _add_completions(app)
     add_models(app, config.served_model_name)
     add_operations(
         app,
@@ -228,23 +228,27 @@ def _router_of(request: Request) -> Router:
     return router
 
 
-def _add_completions(app: FastAPI) -> None:
-    @app.post("/v1/chat/completions", responses=answers(ChatCompletion))
-    async def chat(request: Request) -> Response:
+def _add_exchanges(app: FastAPI) -> None:
+    def chat(request: Request) -> Exchange:
         router = _router_of(request)
         return router.exchange(router.chat, request)
 
-    @app.post("/v1/completions", responses=answers(TextCompletion))
-    async def completion(request: Request) -> Response:
+    def completion(request: Request) -> Exchange:
         router = _router_of(request)
         return router.exchange(router.completion, request)
 
-    @app.post("/tokenize", responses=answers(Tokenized))
-    async def tokenize(request: Request) -> Response:
+    def tokenize(request: Request) -> Exchange:
         router = _router_of(request)
         return router.exchange(router.tokens.tokenize, request)
 
-    @app.post("/detokenize", responses=answers(Detokenized))
-    async def detokenize(request: Request) -> Response:
+    def detokenize(request: Request) -> Exchange:
         router = _router_of(request)
         return router.exchange(router.tokens.detokenize, request)
+
+    endpoints = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": completion,
+        "/tokenize": tokenize,
+        "/detokenize": detokenize,
+    }
+    add_posts(app, endpoints, {path: posted.answer for path, posted in POSTS.items()})

@@ -12,6 +12,10 @@ CONNECTION = "baton.connection"
 
 
 class Connection(Protocol):
+    @property
+    def is_writable(self) -> bool:
+        """What goes the long way now will not have to wait either."""
+
     def take_chunk(self, body: bytes) -> bool:
         """Hands more of a body of unknown length to the network, in one chunk. False: it cannot
         just now, or not in this answer; it is to go the long way, on which one can wait."""

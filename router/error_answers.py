@@ -27,6 +27,10 @@ def add_error_answers(app: FastAPI) -> None:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    return response_of(error)
+
+
+def response_of(error: ApiError) -> Response:
     return Response(error.body(), error.status, error.headers, "application/json")
 
 

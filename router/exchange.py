@@ -14,7 +14,6 @@ from http import HTTPStatus
 from typing import Any
 
 from pydantic_core import from_json
-from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from router.body import Connection, connection_of
@@ -92,7 +91,10 @@ class Reply:
         await self._put({"type": "http.response.body", "body": body, "more_body": more_body})
 
     async def _put(self, message: Message) -> None:
-        await send_in_time(self._send, message, self._timeout_s, self._connection)
+        if self._connection is not None and self._connection.is_writable:
+            await self._send(message)  # at once: no need for a timer
+        else:
+            await send_in_time(self._send, message, self._timeout_s, self._connection)
 
 
 async def send_in_time(
@@ -111,8 +113,8 @@ async def send_in_time(
 Answer = Callable[[JSONObject, Reply], Coroutine[Any, Any, None]]
 
 
-class Exchange(Response):
-    """Answers a POST with `answer(body, reply)`."""
+class Exchange:
+    """Answers a POST with `answer(body, reply)`. An ASGI app, for this one."""
 
     def __init__(
         self,
@@ -124,7 +126,6 @@ class Exchange(Response):
         body_timeout_s: float,
         send_timeout_s: float,
     ) -> None:
-        super().__init__()
         self._answer = answer
         self._metrics = metrics
         self._record = record

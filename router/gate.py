@@ -8,10 +8,10 @@ import time
 from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.admission import Admission
+from router.error_answers import response_of
 from router.errors import ApiError
 from router.tenant import EVERYBODY, Grant
 
@@ -57,10 +57,10 @@ class Gate:
         grant = admission.keys.find(told[0] if told else "") if len(told) < 2 else None
         if grant is None:
             admission.metrics.refused("invalid_api_key")
-            await _answer(InvalidKey(is_missing=not told))(scope, receive, send)
+            await response_of(InvalidKey(is_missing=not told))(scope, receive, send)
             return
         if not grant.is_operator and scope["path"].startswith(OPERATORS):
-            await _answer(NotForTenants())(scope, receive, send)
+            await response_of(NotForTenants())(scope, receive, send)
             return
         scope[_KEY] = grant
 
@@ -77,10 +77,6 @@ class Gate:
 def is_open(path: str) -> bool:
     """Without a key."""
     return path in OPEN or path.startswith(PAGE)
-
-
-def _answer(error: ApiError) -> Response:
-    return Response(error.body(), error.status, error.headers, "application/json")
 
 
 def grant_of(scope: Scope) -> Grant:

@@ -13,8 +13,8 @@ from router.choice import Choice, Piece, PromptTold
 from router.dispatch import Dispatcher
 from router.metrics import RouterMetrics, TokenTimer
 from router.outbox import Outbox
-from router.record import RequestRecord, SampleTold
-from router.request import TokenLogprobs, ValidRequest
+from router.record import PromptRecord, RequestRecord, SampleTold
+from router.request import TokenLogprobs, ValidPrompt, ValidRequest
 from router.tasks import cancel_and_wait
 from router.tokenizer import TextTokenizer
 
@@ -52,10 +52,11 @@ async def generate(
     ]
     for told, samples in zip(record.prompts, choices, strict=True):
         told.samples = partial(_told, samples)
-    prompt_logprobs: list[Sequence[TokenLogprobs]] = [() for _ in choices]
-    prompts = asyncio.create_task(
-        _run_all(request, choices, dispatcher, outbox, prompt_logprobs, record)
-    )
+
+    prompts = [
+        asyncio.create_task(_run(prompt, samples, dispatcher, outbox, told))
+        for prompt, samples, told in zip(request.prompts, choices, record.prompts, strict=True)
+    ]
     try:
         num_open = sum(map(len, choices))
         while num_open:
@@ -66,14 +67,30 @@ async def generate(
                 yield pieces
             if num_open or request.wants_prompt_logprobs:  # else nothing more is wanted
                 _raise_failure(come)
-        await prompts
+        prompt_logprobs = await asyncio.gather(*prompts)
         if request.wants_prompt_logprobs:
             _raise_failure(outbox.take_now())
             yield [PromptTold(index, tuple(told)) for index, told in enumerate(prompt_logprobs)]
     finally:
-        await cancel_and_wait(prompts)
+        await cancel_and_wait(*prompts)
         for told in record.prompts:
             told.samples = partial(_same, told.samples())
+
+
+async def _run(
+    prompt: ValidPrompt,
+    samples: Sequence[Choice],
+    dispatcher: Dispatcher,
+    outbox: Outbox[Piece | Exception],
+    told: PromptRecord,
+) -> Sequence[TokenLogprobs]:
+    """What was told of the prompt's own tokens."""
+    deliver = [one.deliver for one in samples]
+    try:
+        return await dispatcher.run(prompt, deliver, samples[0].note_cached, told)
+    except Exception as failure:  # noqa: BLE001 (raised where the pieces are awaited)
+        outbox.put(failure)
+        return ()
 
 
 def _raise_failure(come: Sequence[Piece | Exception]) -> None:
@@ -82,40 +99,9 @@ def _raise_failure(come: Sequence[Piece | Exception]) -> None:
             raise item
 
 
-async def _run_all(
-    request: ValidRequest,
-    choices: Sequence[Sequence[Choice]],
-    dispatcher: Dispatcher,
-    outbox: Outbox[Piece | Exception],
-    prompt_logprobs: list[Sequence[TokenLogprobs]],
-    record: RequestRecord,
-) -> None:
-    try:
-        async with asyncio.TaskGroup() as group:
-            runs = [
-                group.create_task(
-                    dispatcher.run(
-                        prompt, [one.deliver for one in samples], samples[0].note_cached, told
-                    )
-                )
-                for prompt, samples, told in zip(
-                    request.prompts, choices, record.prompts, strict=True
-                )
-            ]
-        prompt_logprobs[:] = [run.result() for run in runs]
-    except* Exception as failures:  # noqa: BLE001 (raised again where the pieces are awaited)
-        outbox.put(_first(failures))
-
-
 def _told(choices: Sequence[Choice]) -> tuple[SampleTold, ...]:
     return tuple(SampleTold(choice.num_tokens, choice.finish_reason) for choice in choices)
 
 
 def _same(told: Sequence[SampleTold]) -> Sequence[SampleTold]:
     return told
-
-
-def _first(failure: Exception) -> Exception:
-    while isinstance(failure, ExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure

@@ -175,12 +175,14 @@ class Lobby:
 
     def _has_room(self, ticket: Ticket) -> bool:
         unplaced = self._unplaced = {one for one in self._unplaced if one.num_unplaced}
+        decodes = [worker for worker in self._workers.decodes if worker.is_ready]
+        if not unplaced and not all(worker.load for worker in decodes):
+            return True  # one is idle: there is no need to reckon
         on_the_way = OnTheWay(
             sum(one.num_unplaced for one in unplaced),
             sum(one.num_samples for one in unplaced),
             self._prefill_s([*unplaced]),
         )
-        decodes = [worker for worker in self._workers.decodes if worker.is_ready]
         prefills = [] if self._is_local else self._prefills()
         spots = [self._decode_spot(one, ticket) for one in decodes]
         others = [self._prefill_spot(one, ticket) for one in prefills]

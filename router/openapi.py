@@ -23,9 +23,10 @@ Json = dict[str, Any]
 
 
 class Posted(NamedTuple):
-    """What is posted to a path, and the events by which that may be answered."""
+    """What is posted to a path, the answer, and the events by which it may be given."""
 
     body: type[BaseModel]
+    answer: type[BaseModel]
     chunk: type[BaseModel] | None = None
 
 
@@ -89,7 +90,7 @@ def _complete(document: Json, posts: Posts, model: str, limits: Limits) -> Json:
     for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which nobody gets
         schemas.pop(name, None)
     _define(schemas, ErrorResponse)
-    for path, (body, chunk) in posts.items():
+    for path, (body, _, chunk) in posts.items():
         _define(schemas, body)
         _loosen(schemas[body.__name__])
         _bound(schemas[body.__name__], model, limits)

@@ -143,6 +143,8 @@ class ValidRequest:
     """Among its tenant's; lower goes first."""
 
     def with_objective(self, objective: Objective) -> "ValidRequest":
+        if objective.is_none:
+            return self
         prompts = tuple(replace(prompt, objective=objective) for prompt in self.prompts)
         return replace(self, prompts=prompts)
 

@@ -39,6 +39,7 @@ class RouterServer(uvicorn.Server):
                 loop="uvloop",
                 lifespan="on",
                 access_log=False,
+                proxy_headers=False,  # nobody asks where a request comes from
                 log_config=None,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,

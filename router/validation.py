@@ -80,7 +80,8 @@ class Validator:
             max_tokens = 1  # of which nothing is told
         asked = wanted_grammar(body)
         request = await self._request(request_id, body, prompts, shared, max_tokens, default, asked)
-        request = replace(request, has_output=body.max_tokens != 0)
+        if body.max_tokens == 0:
+            request = replace(request, has_output=False)
         request = _of_session(request, session or body.user or "")
         return await asyncio.to_thread(self._with_echo, request) if body.echo else request
 

@@ -132,10 +132,13 @@ class WorkerSet:
 
     async def wait_for(self, choose: Callable[[], T | None], timeout_s: float) -> T | None:
         """What `choose` returns, as soon as it is something; None after `timeout_s`."""
+        if (choice := choose()) is not None:
+            return choice
         try:
             async with asyncio.timeout(timeout_s):
-                while (choice := choose()) is None:
+                while choice is None:
                     await self._changed.wait()
+                    choice = choose()
         except TimeoutError:
             return None
         return choice
