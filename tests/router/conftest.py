@@ -112,8 +112,9 @@ def start_router(tokenizer: TextTokenizer) -> StartRouter:
         try:
             async with httpx.AsyncClient(base_url=url, timeout=10, verify=verify) as http:
                 running = RunningRouter(http, url, app.state.router, registry, server)
-                if any(worker.server for worker in cluster.workers):
-                    await until(lambda: bool(running.router.workers.max_model_len))
+                there = {worker.address for worker in cluster.workers if worker.server}
+                known = [one for one in app.state.router.workers.everyone if one.address in there]
+                await until(lambda: all(worker.num_refreshes for worker in known))
                 yield running
                 await until(lambda: running.metric("baton_requests_in_flight") == 0)
                 await until(lambda: cluster.relay.num_open_calls == 0)
