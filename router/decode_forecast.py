@@ -29,6 +29,8 @@ class DecodeForecast:
     def most_from(self, after_s: float) -> float:
         """Streams then, or later, when those have come that are on their way by now: whoever joins
         then will run beside them. A standard deviation is in it: ends are a matter of chance."""
+        if not self.num_running and not self.joining:
+            return 0.0
         return max(num for at_s, num in self._course(after_s) if at_s >= after_s)
 
     def from_then(self, after_s: float) -> Streams:

@@ -28,20 +28,19 @@ from router.errors import (
     RequestTimedOut,
     ShuttingDown,
 )
-from router.leg_record import AttemptRecord
+from router.judging import judgement_of_leg, judgement_of_pair
+from router.leg_record import UNJUDGED, AttemptRecord
 from router.live import LivePrompts
 from router.messages import prefill_request
 from router.metrics import RouterMetrics
 from router.patience import Patience
 from router.placer import Placer
-from router.policy import Pair, Verdict, judge_decodes, pick_pair
+from router.policy import Pair, pick_pair
 from router.prefill_leg import (
     NO_PREFILL_WORKER,
     PrefillLegs,
-    judge_legs,
     pick_with_room,
     run_prefill,
-    verdicts_by_cost,
 )
 from router.progress import Progress
 from router.record import PromptRecord
@@ -151,12 +150,14 @@ class Dispatcher:
 
     async def _attempt(self, progress: Progress, attempt: AttemptRecord) -> None:
         if (prefill := self._pick_for_one_token(progress)) is not None:
-            attempt.picked((), None)
+            attempt.picked(UNJUDGED, None)
             await self._run_one_token(prefill, progress)
             return
         pair = await self._pick_pair(progress)
         attempt.placement, picked_s = progress.placement, time.monotonic()
-        attempt.picked(self._judge(pair, progress), self._local_reason(pair, progress))
+        prefills = self._prefills_left(progress)
+        judgement = judgement_of_pair(progress, self._workers.decodes, prefills, pair.decode)
+        attempt.picked(judgement, self._local_reason(pair, progress))
         try:
             # Counted from the pick on: prompts of the same moment must not all go to one worker.
             with pair.decode.in_flight(len(progress.samples)):
@@ -191,7 +192,8 @@ class Dispatcher:
     async def _run_one_token(self, worker: PrefillWorker, progress: Progress) -> None:
         known = [None if outputs is None else () for outputs in progress.resume]
         request = prefill_request(progress, known, ticket=None)
-        leg = progress.record.leg("prefill", worker, judge_legs(progress, self._workers, worker))
+        judgement = judgement_of_leg(progress, self._workers, worker)
+        leg = progress.record.leg("prefill", worker, judgement)
         try:
             await run_prefill(worker, request, progress, leg, self._config.inactivity_s)
         except QueueFull as full:
@@ -220,20 +222,6 @@ class Dispatcher:
         if pair is None:
             raise NoWorkerReady(wait_s)
         return pair
-
-    def _judge(
-        self, pair: Pair[DecodeWorker, PrefillWorker], progress: Progress
-    ) -> Sequence[Verdict]:
-        if not progress.record.is_kept:
-            return ()
-
-        def excluded(worker: DecodeWorker) -> str:
-            return "failed_this_prompt" if worker.address in progress.failed_decodes else ""
-
-        prefills = self._prefills_left(progress)
-        decodes = self._workers.decodes
-        verdicts = judge_decodes(decodes, prefills, pair.decode, excluded)
-        return verdicts_by_cost(verdicts, progress, decodes)
 
     def _prefills_left(self, progress: Progress) -> Sequence[PrefillWorker]:
         if self._config.is_local or progress.is_for_decode_alone:

@@ -148,7 +148,7 @@ def _attempt(attempt: AttemptRecord, clock: _Clock) -> Attempt:
         end_ms=clock.since(attempt.end_ns),
         local_prefill_reason=attempt.local_prefill_reason or None,
         choice=_choice(attempt),
-        candidates=_candidates(attempt.candidates),
+        candidates=_candidates(attempt.candidates.verdicts),
         decode=_leg(attempt.decode, clock) if attempt.decode is not None else None,
         prefills=[_leg(leg, clock) for leg in attempt.prefills],
         num_left_out=attempt.num_left_out,
@@ -205,7 +205,7 @@ def _leg(leg: LegRecord, clock: _Clock) -> Leg:
         ],
         chunks=_chunks(leg, clock),
         kv=_moved(leg),
-        candidates=_candidates(leg.candidates),
+        candidates=_candidates(leg.candidates.verdicts),
     )
 
 

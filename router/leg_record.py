@@ -5,7 +5,7 @@ Parts of router/record.py, which says what all of it is for.
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,6 +25,27 @@ MAX_TEXT = 300
 Kind = Literal["prefill", "decode"]
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the workers scored that could have been picked (router/judging.py)."""
+
+    num: int
+    """Of them."""
+    judge: Callable[[], Sequence[Verdict]]
+    """The taken one first, then the others by what they scored."""
+
+    @property
+    def num_kept(self) -> int:
+        return min(self.num, MAX_CANDIDATES)
+
+    @property
+    def verdicts(self) -> Sequence[Verdict]:
+        return self.judge()[:MAX_CANDIDATES]
+
+
+UNJUDGED = Judgement(0, tuple)
+
+
 @dataclass(slots=True)
 class LegRecord:
     """One call to a worker."""
@@ -34,7 +55,7 @@ class LegRecord:
     address: str
     generation: int
     begin_ns: int
-    candidates: tuple[Verdict, ...] = ()
+    candidates: Judgement = UNJUDGED
     first_token: int = 0
     """Of a prefill leg: KV of the prompt from here on was asked for."""
     replaces_lost: bool = False
@@ -78,7 +99,7 @@ class AttemptRecord:
     number: int
     begin_ns: int
     picked_ns: int = 0
-    candidates: tuple[Verdict, ...] = ()
+    candidates: Judgement = UNJUDGED
     """Decode workers."""
     placement: Placement | None = None
     """What was predicted, if anything was."""
@@ -94,9 +115,9 @@ class AttemptRecord:
     outcome: str = ""
     detail: str = ""
 
-    def picked(self, candidates: Sequence[Verdict], local_prefill_reason: str | None) -> None:
+    def picked(self, candidates: Judgement, local_prefill_reason: str | None) -> None:
         self.picked_ns = time.monotonic_ns()
-        self.candidates = tuple(candidates[:MAX_CANDIDATES])
+        self.candidates = candidates
         self.local_prefill_reason = local_prefill_reason or ""
 
     def told(self, local_prefill_reason: str) -> None:

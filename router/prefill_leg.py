@@ -22,6 +22,7 @@ import grpc
 from protos import serving_pb2 as pb
 from router.errors import LegFailed, QueueFull, Reopen, RouterError, from_status
 from router.event_stream import read_events
+from router.judging import judgement_of_leg
 from router.leg_record import LegRecord
 from router.messages import (
     FINISH_REASONS,
@@ -30,10 +31,10 @@ from router.messages import (
     renew_request,
     token_logprobs,
 )
-from router.policy import Verdict, by_cost, judge_prefills, pick_prefill
+from router.policy import pick_prefill
 from router.progress import Progress
 from router.tasks import cancel_and_wait
-from router.workers import DecodeWorker, PrefillWorker, Worker, WorkerSet
+from router.workers import DecodeWorker, PrefillWorker, WorkerSet
 
 NO_PREFILL_WORKER = "no_prefill_worker"
 
@@ -94,35 +95,6 @@ def pick_with_room(
         if refused is not None:
             raise QueueFull(refused.name, full.retry_after_s)
     return worker
-
-
-def judge_legs(
-    progress: Progress,
-    workers: WorkerSet,
-    taken: PrefillWorker,
-    fingerprint: bytes | None = None,
-) -> Sequence[Verdict]:
-    """What the candidates scored, if anybody will read it."""
-    if not progress.record.is_kept:
-        return ()
-
-    def excluded(worker: PrefillWorker) -> str:
-        if worker.address in progress.failed_prefills:
-            return "failed_this_prompt"
-        return "" if progress.full_queues.has_room(worker) else "queue_full"
-
-    verdicts = judge_prefills(workers.prefills, taken, fingerprint, excluded)
-    return verdicts_by_cost(verdicts, progress, workers.prefills)
-
-
-def verdicts_by_cost(
-    verdicts: Sequence[Verdict], progress: Progress, workers: Sequence[Worker]
-) -> Sequence[Verdict]:
-    """With what was predicted of them, if anything was."""
-    if (placement := progress.placement) is None:
-        return verdicts
-    address_of = {worker.name: worker.address for worker in workers}
-    return by_cost(verdicts, lambda name: placement.cost_ms(address_of[name]))
 
 
 class PrefillLegs:
@@ -201,7 +173,7 @@ class PrefillLegs:
         leg = self._progress.record.leg(
             "prefill",
             worker,
-            judge_legs(self._progress, self._workers, worker, self._decode.fingerprint),
+            judgement_of_leg(self._progress, self._workers, worker, self._decode.fingerprint),
             first_token=ticket.first_token,
             replaces_lost=ticket.replaces_lost,
         )

@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 from router.errors import CLIENT_CLOSED_REQUEST, ApiError
 from router.leg_record import (
-    MAX_CANDIDATES,
     MAX_TEXT,
+    UNJUDGED,
     AttemptRecord,
+    Judgement,
     Kind,
     LegRecord,
     reason_of,
 )
 from router.objective import NO_WISH
-from router.policy import Verdict
 from router.request import FinishReason, RequestId, ValidPrompt, ValidRequest
 from router.tenant import EVERYBODY, Grant
 from router.workers import Worker
@@ -113,7 +113,7 @@ class PromptRecord:
         self,
         kind: Kind,
         worker: Worker,
-        candidates: Sequence[Verdict] = (),
+        candidates: Judgement = UNJUDGED,
         *,
         first_token: int = 0,
         replaces_lost: bool = False,
@@ -125,7 +125,7 @@ class PromptRecord:
             worker.address,
             worker.status.generation,
             time.monotonic_ns(),
-            tuple(candidates[:MAX_CANDIDATES]),
+            candidates,
             first_token,
             replaces_lost,
         )
@@ -215,10 +215,10 @@ class RequestRecord:
         for prompt in self.prompts:
             total += 1000 + 100 * len(prompt.waits)
             for attempt in prompt.attempts:
-                total += 500 + 150 * len(attempt.candidates)
+                total += 500 + 150 * attempt.candidates.num_kept
                 for leg in attempt.legs:
                     num_chunks = len(leg.timings.chunks) if leg.timings is not None else 0
-                    total += 1500 + 150 * len(leg.candidates) + 64 * num_chunks
+                    total += 1500 + 150 * leg.candidates.num_kept + 64 * num_chunks
         return total
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from protos import serving_pb2 as pb
 from router.errors import BadRequest, LegFailed, QueueFull, Reopen
-from router.leg_record import MAX_CANDIDATES, MAX_CHUNKS, LegRecord
+from router.leg_record import MAX_CANDIDATES, MAX_CHUNKS, Judgement, LegRecord
 from router.policy import Verdict
 from router.record import MAX_ATTEMPTS, MAX_LEGS, Records, RequestRecord
 from router.request import RequestId, SamplingParams, ValidPrompt, ValidRequest
@@ -39,7 +39,8 @@ def validated(record: RequestRecord, num_prompts: int = 1) -> RequestRecord:
 
 async def fill(record: RequestRecord, worker: PrefillWorker, attempts: int, legs: int) -> None:
     """As badly as it can go."""
-    verdicts = [Verdict(f"w-{index}", 1, 1, "more_loaded") for index in range(50)]
+    seen = [Verdict(f"w-{index}", 1, 1, "more_loaded") for index in range(50)]
+    verdicts = Judgement(len(seen), lambda: seen)
     for prompt in record.prompts:
         for _ in range(attempts):
             with prompt.attempting() as attempt:
@@ -73,7 +74,7 @@ async def test_one_request_has_an_end(worker: PrefillWorker) -> None:
         assert len(prompt.waits) == MAX_ATTEMPTS
         for attempt in prompt.attempts:
             assert len(attempt.prefills) + attempt.num_left_out == MAX_ATTEMPTS + 3
-            assert len(attempt.candidates) == MAX_CANDIDATES
+            assert len(attempt.candidates.verdicts) == MAX_CANDIDATES
             for leg in attempt.prefills:
                 assert leg.timings is not None
                 assert len(leg.timings.chunks) == MAX_CHUNKS
