@@ -15,7 +15,7 @@ from router.error_answers import response_of
 from router.errors import ApiError
 from router.tenant import EVERYBODY, Grant
 
-OPEN = ("/healthz", "/readyz", "/metrics", "/version", "/openapi.json", "/")
+OPEN = ("/healthz", "/readyz", "/health", "/metrics", "/version", "/openapi.json", "/")
 """For whoever comes: they tell nothing of anybody's requests."""
 PAGE = "/page/"
 """Files of the page (router/page.py), open as well; what it shows it asks for with a key."""

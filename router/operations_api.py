@@ -40,6 +40,9 @@ def add_operations(
     async def alive() -> Status:
         return Status(status="alive")
 
+    # `/health` is what clients of vLLM's ask before they begin.
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health", responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": Status}})
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": Status}})
     async def ready(request: Request, response: Response) -> Status:

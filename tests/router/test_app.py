@@ -149,10 +149,12 @@ async def test_readiness(start_router: StartRouter) -> None:
     async with fake_cluster(()) as cluster, start_router(cluster) as router:
         assert (await router.http.get("/healthz")).status_code == 200
         await until(lambda: router.router.dispatcher.is_ready)
-        assert (await router.http.get("/readyz")).status_code == 200
+        for path in ("/readyz", "/health"):
+            assert (await router.http.get(path)).status_code == 200
         await cluster.prefills[0].kill()
         await until(lambda: not router.router.dispatcher.is_ready)
-        assert (await router.http.get("/readyz")).status_code == 503
+        for path in ("/readyz", "/health"):
+            assert (await router.http.get(path)).status_code == 503
         assert (await router.http.get("/healthz")).status_code == 200
 
 

@@ -69,7 +69,15 @@ async def test_only_who_has_a_key_comes_in(
         assert (await router.http.get("/v1/models", headers=two)).status_code == 401
         num = router.metric("baton_admission_rejections_total", reason="invalid_api_key")
         assert num == len(wrong) + len(paths) + 1
-        for path in ("/", "/healthz", "/readyz", "/metrics", "/version", "/openapi.json"):
+        for path in (
+            "/",
+            "/healthz",
+            "/readyz",
+            "/health",
+            "/metrics",
+            "/version",
+            "/openapi.json",
+        ):
             response = await router.http.get(path)
             assert response.status_code == 200
             assert KEY not in response.text

@@ -151,7 +151,7 @@ async def test_an_idle_connection_and_a_slow_answer_have_their_time(
 
 async def test_who_asks_for_the_head_alone_gets_it(start_router: StartRouter) -> None:
     async with fake_cluster(()) as cluster, start_router(cluster) as router:
-        for path in ("/healthz", "/readyz", "/metrics", "/v1/models"):
+        for path in ("/healthz", "/readyz", "/health", "/metrics", "/v1/models"):
             head, whole = await router.http.head(path), await router.http.get(path)
             assert head.status_code == whole.status_code
             assert (head.content, head.headers["content-type"]) == (
