@@ -14,7 +14,7 @@ from math import sqrt
 from engine.sequence import Sequence
 from engine.step_cost import StepCost, StepWork, sequence_work
 
-TILE_TOKENS = 32
+TILE_TOKENS = 16
 """Rows of a matrix product that cost about as much as one more than the tile before; a multiple
 of the usual block sizes, so that chunks fill blocks too."""
 

@@ -21,7 +21,7 @@ from router.online_fit import OnlineFit
 
 NUM_FEATURES = 5
 _FIRST_OF_PREFILL = 3
-TILE_TOKENS = 32
+TILE_TOKENS = 16
 """Chunks beside streams are so many tokens, or a multiple."""
 
 LINK_PRIOR = (2e-3, 1e-9)

@@ -98,10 +98,10 @@ def test_streams_beside_a_prompt_make_it_slower_and_wait_for_its_own_part() -> N
     assert total_s(costs, "d", 1024, 0, 256) == pytest.approx(own + 4 * TRUE[0], rel=0.01)
     found = costs.prefill_s("d", 1024, 0, Pace(256), streams)
     assert found == pytest.approx((own + 4 * step, own), rel=0.01)
-    # An objective for the step leaves room for a tile of 32 tokens, or more, or for none.
+    # An objective for the step leaves room for a tile of 16 tokens, or more, or for none.
     token_s = own / 1024
-    for left, num_steps in ((1.5, 32), (2.5, 16), (-1.0, 32), (99, 4)):
-        pace = Pace(256, step + left * 32 * token_s)
+    for left, num_steps in ((1.5, 64), (2.5, 32), (-1.0, 64), (99, 4)):
+        pace = Pace(256, step + left * 16 * token_s)
         found = costs.prefill_s("d", 1024, 0, pace, streams)
         assert found == pytest.approx((own + num_steps * step, own), rel=0.01)
     alone = costs.prefill_s("d", 1024, 0, Pace(256, 1e-3))  # nobody waits for the steps
