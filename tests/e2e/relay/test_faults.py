@@ -257,12 +257,12 @@ async def test_pools_momentarily_full(cluster: Cluster) -> None:
 
 
 async def test_a_short_storm_breaks_no_stream(cluster: Cluster) -> None:
-    """As tests/e2e/test_chaos.py, for seconds."""
+    """As tests/e2e/test_chaos.py, for half a minute."""
     with Admin(cluster.routers[0].admin_url, ADMIN_TOKEN) as admin:
         chaos = Chaos(
             *(cluster, admin, random.Random(11)), joins=False, pause_s=(0.3, 1.2), freeze_s=3.0
         )
-        outcomes = await storm(cluster, admin, chaos, seconds=8.0, num_clients=4)
+        outcomes = await storm(cluster, admin, chaos, seconds=30.0, num_clients=4)
     assert not outcomes.wrong, "\n".join(outcomes.wrong[:5])
-    assert len(chaos.happened) >= 3, chaos.happened
-    assert sum(outcomes.answered.values()) >= 4
+    assert len(chaos.happened) >= 4, chaos.happened
+    assert sum(outcomes.answered.values()) >= 16
