@@ -128,7 +128,7 @@ async def token_client(
         [worker.grpc_address for worker in decodes],
         [worker.grpc_address for worker in prefills],
         interval_s=0.1,
-        timeout_s=1.0,
+        timeout_s=config.status_timeout_s,  # a machine that is busy is not a worker that is frozen
     )
     workers.start()
     try:
