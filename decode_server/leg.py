@@ -37,7 +37,7 @@ from engine.request import (
     Reserved,
     TokensOut,
 )
-from kvfabric.errors import BadFrame
+from kvfabric.errors import BadFrame, TransferAborted
 from kvfabric.fabric import Fabric
 from kvfabric.ticket import Ticket
 from protos import serving_pb2 as pb
@@ -230,7 +230,9 @@ class DecodeLeg:
         if not self._handoff.is_current(verdict):
             return []
         self._metrics.count_lost(verdict.error)
-        log.warning("transfer lost", error=str(verdict.error), installed=verdict.num_tokens)
+        # Who gives one up knows why: an answer that ended with token 0, a client that left.
+        say = log.info if isinstance(verdict.error, TransferAborted) else log.warning
+        say("transfer lost", error=str(verdict.error), installed=verdict.num_tokens)
         reason = self._local_reason or self._why_here(verdict.num_tokens)
         if not reason:
             return [self._offer(self._handoff.resume(verdict.num_tokens), replaces_lost=True)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from secrets import token_hex
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine.errors import EngineFault
 from engine.kv_copier import KVCopier
@@ -217,11 +218,13 @@ async def test_corrupt_frame_costs_another_ticket(
 
 async def test_token_0_that_ends_the_sample_ships_nothing_more(relay: Relay) -> None:
     """max_tokens of 1 with a ticket: FirstToken says so, and the transfer is dropped."""
-    with running_leg(relay.decode.decode_leg(PROMPT, 1)) as (events, task):
+    with capture_logs() as said, running_leg(relay.decode.decode_leg(PROMPT, 1)) as (events, task):
         prefill = await run_prefill(relay.prefill.prefill_leg(PROMPT, 1, await ticket(events)))
         assert prefill[0].first_token.finish_reason == pb.FINISH_REASON_LENGTH
+        await ticket(events, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+    assert [line["log_level"] for line in said if line["event"] == "transfer lost"] == ["info"]
     await relay.assert_all_back()
 
 
