@@ -12,7 +12,7 @@ from tests.e2e.equivalence.relay import CHUNK, MAX_MODEL_LEN, NUM_OUTPUTS, POOL_
 from tests.e2e.reference import Reference
 
 
-@pytest.fixture(scope="package", params=["tiny_llama", "smollm2"])
+@pytest.fixture(scope="session", params=["tiny_llama", "smollm2"])
 def relay(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Relay]:

@@ -1,4 +1,5 @@
-"""A prefill and a decode worker, behind a router of each mode, for all tests of this folder."""
+"""A prefill and a decode worker, behind a router of each mode, for all tests of a file. What
+strangers send to the ports keeps a thread of UCX busy, which is not to run beside other tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from tests.e2e.cluster import Cluster
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("pair")
     cluster = Cluster(folder, tiny_llama, dtype="float32", num_blocks=100, max_model_len=1024)

@@ -10,7 +10,7 @@ from tests.e2e.slow_relay import ADMIN_TOKEN, CHUNK, INACTIVITY_S, POOL_BLOCKS
 from tests.ports import free_port
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def slow_relay(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(
         tmp_path_factory.mktemp("faults"),

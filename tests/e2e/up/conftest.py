@@ -24,7 +24,7 @@ def mutual_tls(folder: Path) -> dict[str, str]:
     return {name: str(file) for name, file in zip(names, files, strict=True)}
 
 
-@pytest.fixture(scope="package", params=["disaggregated", "colocated"])
+@pytest.fixture(scope="session", params=["disaggregated", "colocated"])
 def up(
     request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Up]:
