@@ -31,6 +31,7 @@ from bench.serving import PRESETS, Numbers, summarise
 from bench.words import NotEnoughWords, one_token_words
 from deploy import target
 from deploy.target import NoRouter, ask
+from runtime.exit_status import INTERRUPTED
 
 EXTRA = "scripts/venv bench, or pip install 'baton-serving[bench]'"
 FLAGS = {
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         print("baton: cut off; nothing was measured", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     figures = summarise(run, options.slo_ttft_ms, options.slo_tpot_ms)
     Console(highlight=False).print(table(figures, stages))
     for said in sorted({record.error for record in run.records if record.error})[:3]:

@@ -16,6 +16,7 @@ from deploy import admin, completion, conformance, plan, up
 from deploy.plan import Model, UpConfig
 from deploy.worker_config import WorkerConfig
 from runtime import flags
+from runtime.exit_status import INTERRUPTED
 
 USAGE = """\
 usage: baton COMMAND [FLAG...]
@@ -61,9 +62,6 @@ COMMANDS = {
     "both": (plan.WORKER, "--role", "both"),
 }
 """Serving processes: they take `--model`."""
-
-INTERRUPTED = 130
-"""The status that shells give to what Ctrl-C has ended."""
 
 PROGRAMS = {
     "prepare": up.PREPARE,

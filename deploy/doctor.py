@@ -27,6 +27,7 @@ from rich.text import Text
 
 from deploy import target
 from deploy.target import NoRouter, ask
+from runtime.exit_status import INTERRUPTED
 
 Level = Literal["ok", "note", "fix"]
 
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         with Console(stderr=True).status("Looking"):
             findings = [finding for look in LOOKS for finding in look(options)]
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings]))
     else:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from deploy import target
 from deploy.target import NoRouter, ask
+from runtime.exit_status import INTERRUPTED
 
 Json = Mapping[str, Any]
 
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"baton: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 0 if options.watch else 130
+        return 0 if options.watch else INTERRUPTED
     return 0
 
 

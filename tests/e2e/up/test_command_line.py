@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import httpx
 import pexpect
 import pytest
 
@@ -13,6 +14,7 @@ from tests.e2e.up.cluster_up import ANSWER, QUESTION, Up
 
 pytestmark = pytest.mark.parametrize("up", ["disaggregated"], indirect=True)
 
+SYSTEM = "Be brief. Grüße 🎉"
 LONG = "Count from one to a thousand, in words, one by one."
 
 
@@ -64,6 +66,12 @@ def test_status_is_watched_until_ctrl_c(up: Up) -> None:
         assert child.exitstatus == 0
 
 
+def num_tokens(up: Up, system: str, question: str) -> int:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    count: int = httpx.post(f"{up.url}/tokenize", json={"messages": messages}).json()["count"]
+    return count
+
+
 def test_chat_answers_goes_on_and_explains(up: Up) -> None:
     with terminal("chat", *where(up), "--temperature", "0", "--max-tokens", "24") as child:
         child.expect("> ")
@@ -76,10 +84,19 @@ def test_chat_answers_goes_on_and_explains(up: Up) -> None:
         child.sendline("/nonsense")
         child.expect("no such command")
         child.sendline("/new")
-        child.sendline("/system Be brief. Grüße 🎉")
+        child.sendline(f"/system {SYSTEM}")
         child.sendline(QUESTION)
-        child.expect(r"\w+")  # whatever it makes of that
-        child.expect("> ")
+        child.expect_exact(f"{QUESTION}\r\n")  # as it was typed
+        child.expect_exact("\r\n> ")
+        answer = child.before or ""
+        child.sendline("/why")
+        child.expect(r"request (\S+): ")
+        assert isinstance(child.match, re.Match)
+        told = httpx.get(f"{up.url}/v1/requests/{child.match[1]}").json()["prompts"][0]
+        assert told["num_tokens"] == num_tokens(up, SYSTEM, QUESTION), "nothing of what was before"
+        assert told["samples"][0]["num_tokens"] > 0
+        assert re.search(r"\w", answer), "whatever it makes of that"
+        child.expect("first byte after")
         child.sendeof()
         child.expect(pexpect.EOF)
         child.wait()
