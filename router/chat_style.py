@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from router.chat_messages import template_messages, written_out
-from router.errors import BadRequest
+from router.errors import BadRequest, TemplateOccupied
 from router.parsers import llama, mistral, reasoning
 from router.parsers.output import OutputParser
 from router.parsers.reasoning import ReasoningParser
@@ -46,6 +46,9 @@ class ChatPrompt:
 
 _NUM_THREADS = 2
 """One chat is rendered at a time; another is turned into tokens meanwhile."""
+_PATIENCE_S = 30.0
+"""For those before a chat and for itself, in all; a rendering has its own bound
+(router/template_process.py), and so has its process's start."""
 
 T = TypeVar("T")
 
@@ -85,8 +88,14 @@ class ChatStyle:
         return self.format if use is not None else None
 
     async def on_thread(self, work: Callable[[], T]) -> T:
-        """For what calls `prompt`: chats whose template takes long take no threads of others."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        """For what calls `prompt`: chats whose template takes long take no threads of others.
+        Raises what `work` raises, and TemplateOccupied where too many wait."""
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await running
+        except TimeoutError as error:
+            raise TemplateOccupied from error
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

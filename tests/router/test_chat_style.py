@@ -1,15 +1,18 @@
 """What is read off a chat template, and what it is given."""
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from router.chat_style import ChatStyle, ReasoningStyle, ToolCallParser
-from router.errors import BadRequest
+from router.errors import BadRequest, TemplateOccupied
 from router.schemas import ChatBody
 from router.tokenizer import TextTokenizer
 from router.tool_schemas import tool_use
+from tests.router.fake_workers import until
 from tests.router.model_folder import write_model_folder
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -132,3 +135,25 @@ def test_whether_it_thinks(
     model = style(folder, template, reasoning=reasoning)
     assert model.thinks == thinks
     assert model.prompt(body(), None).is_thinking == is_thinking
+
+
+async def test_who_waits_behind_too_many_hears_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.chat_style._PATIENCE_S", 0.2)
+    chats, may_end = style(folder, "no tools"), threading.Event()
+    began: list[int] = []
+
+    def hold(number: int) -> None:
+        began.append(number)
+        may_end.wait(20)
+
+    busy = [asyncio.create_task(chats.on_thread(lambda: hold(1))) for _ in range(2)]
+    await until(lambda: len(began) == 2)
+    with pytest.raises(TemplateOccupied):
+        await chats.on_thread(lambda: hold(2))
+    may_end.set()
+    await asyncio.gather(*busy, return_exceptions=True)
+    assert await chats.on_thread(lambda: "rendered") == "rendered"
+    chats.close()
+    assert began == [1, 1], "nothing is done for who has left"
