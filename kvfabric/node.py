@@ -161,7 +161,7 @@ class Node:
             received_nbytes=self._counters.received_nbytes,
             received_frames=self._counters.received_frames,
             dropped_frames=self._counters.dropped_frames,
-            errors=dict(self._counters.errors),
+            errors=self._errors(),
             links_nbytes_per_s={
                 link.address: speed
                 for link in self._sender.links
@@ -171,6 +171,10 @@ class Node:
             ledger_violations=self._counters.ledger_violations,
             loop_lag_s=max(tuple(self._lags_s)),
         )
+
+    def _errors(self) -> dict[str, int]:
+        strangers = self._listener.num_turned_away if self._listener is not None else 0
+        return {**self._counters.errors, **({"Stranger": strangers} if strangers else {})}
 
     def lent(self) -> list[LentSlot]:
         """Whose the slots are."""

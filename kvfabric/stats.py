@@ -30,7 +30,8 @@ class FabricStats:
     dropped_frames: int
     """Received and thrown away: late, unknown, duplicate, or of a lost transfer."""
     errors: dict[str, int]
-    """Failed transfers by the name of their error."""
+    """Failed transfers by the name of their error; `Stranger`: connections that were reset because
+    no peer was at their far end."""
     links_nbytes_per_s: dict[str, float]
     """What the connections to receivers were measured to carry, by address."""
     injected_faults: dict[str, int]

@@ -56,6 +56,11 @@ class Listener(ABC):
     def address(self) -> str:
         """URI as this host sees it."""
 
+    @property
+    def num_turned_away(self) -> int:
+        """Connections that were reset because no peer was at their far end."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """No new connections; those that exist live on."""

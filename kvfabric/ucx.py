@@ -4,11 +4,13 @@ UCX is one context, one progress thread and one notifier thread per process, bou
 loop. `UCXTransport`s of one loop share it; the last one to close takes it down, without which the
 process would hang at exit. Never fork after this module is imported: spawn.
 
-Four things here are not what ucxx does by itself:
+Five things here are not what ucxx does by itself:
 - A cancelled send returns normally from ucxx. Here it fails with `PeerLost`.
 - A cancelled wait would drop the buffer that UCX still writes to. Here the operation keeps it.
 - Its progress thread sleeps for long when there is nothing to do (ucx_clock.py).
 - `abort` waits for UCX in a thread: the loop that carries everyone's frames must not.
+- UCX keeps whoever connects to its listener and says nothing sensible, at worst at the cost of a
+  core: strangers are reset (doorkeeper.py).
 
 Errors of ucxx are turned into ours outside their `except` blocks: an exception that keeps one of
 ucxx's as its context would keep the endpoint alive through its traceback.
@@ -18,9 +20,10 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from traceback import clear_frames, walk_tb
 from typing import Any
 
@@ -35,10 +38,11 @@ os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
 
 import ucxx
 
+from kvfabric.doorkeeper import Doorkeeper
 from kvfabric.errors import BadFrame, DeadlineExceeded, FabricError, PeerLost
 from kvfabric.transport import Channel, Endpoint, Listener, OnEndpoint, Transport
 from kvfabric.ucx_clock import IDLE_MS, Clock, signaller
-from kvfabric.ucx_lanes import endpoint_lanes
+from kvfabric.ucx_lanes import endpoint_lanes, endpoint_peer, libucp
 
 _logger = logging.getLogger(__name__)
 
@@ -84,11 +88,13 @@ def _under_way() -> Iterator[None]:
 
 
 class _UCXEndpoint(Endpoint):
-    def __init__(self, ep: Any, closer: ThreadPoolExecutor) -> None:
+    def __init__(self, ep: Any, closer: ThreadPoolExecutor, door: Doorkeeper | None = None) -> None:
+        """`door`: of the listener it came to."""
         self._ep = ep
         self._closer = closer
         self._loop = asyncio.get_running_loop()
         self._transports = endpoint_lanes(ep.ucp_endpoint)
+        self._leave = _let_in(door, ep.ucp_endpoint)
         _wind()
 
     def send(self, channel: Channel, message: bytes | memoryview) -> asyncio.Future[None]:
@@ -100,7 +106,8 @@ class _UCXEndpoint(Endpoint):
     def abort(self) -> None:
         ep, self._ep = self._ep, None
         if ep is not None:
-            self._closer.submit(ep.abort)
+            leave = self._leave
+            self._closer.submit(ep.abort).add_done_callback(lambda _: leave())
             _wind()
 
     @property
@@ -146,6 +153,15 @@ class _UCXEndpoint(Endpoint):
         raise failure
 
 
+def _let_in(door: Doorkeeper | None, ucp_endpoint: int) -> Callable[[], None]:
+    """Until what is returned is called."""
+    peer = endpoint_peer(ucp_endpoint) if door is not None else None
+    if door is None or peer is None:
+        return lambda: None
+    door.admit(peer)
+    return partial(door.dismiss, peer)
+
+
 def _retrieve(future: asyncio.Future[None]) -> None:
     """An abandoned operation that failed is no news."""
     if not future.cancelled():
@@ -153,16 +169,23 @@ def _retrieve(future: asyncio.Future[None]) -> None:
 
 
 class _UCXListener(Listener):
-    def __init__(self, listener: Any, host: str) -> None:
+    def __init__(self, listener: Any, host: str, door: Doorkeeper | None) -> None:
         self._listener = listener
+        self._door = door
         self._address = f"ucx://{host}:{listener.port}"
 
     @property
     def address(self) -> str:
         return self._address
 
+    @property
+    def num_turned_away(self) -> int:
+        return 0 if self._door is None else self._door.num_turned_away
+
     def close(self) -> None:
         if self._listener is not None:
+            if self._door is not None:
+                self._door.close()
             self._listener.close()
             self._listener = None
 
@@ -213,16 +236,19 @@ class UCXTransport(Transport):
         """Listens on all interfaces: UCX's Python listener has no address to bind to."""
         host, port = split_address(address)
         closer = self._closer
+        door: Doorkeeper | None = None
 
         async def on_client(ep: Any) -> None:
-            on_endpoint(_UCXEndpoint(ep, closer))
+            on_endpoint(_UCXEndpoint(ep, closer, door))
 
         try:
             listener = ucxx.create_listener(on_client, port, connect_timeout=_HANDSHAKE_SECONDS)
         except ucxx.exceptions.UCXError as error:
             reason = str(error)
         else:
-            return _UCXListener(listener, host)
+            if libucp() is not None:  # else nobody says who is a peer
+                door = Doorkeeper(listener.port)
+            return _UCXListener(listener, host, door)
         raise FabricError(f"cannot listen on {address}: {reason}")
 
     async def close(self) -> None:

@@ -1,14 +1,19 @@
-"""Asks UCX over which transports an endpoint's messages travel.
+"""Asks UCX over which transports an endpoint's messages travel, and whence it came.
 
 ucxx does not tell, but `ucp_ep_query` of the library under it does. Worth the few lines of ctypes:
 UCX falls back from shared memory to TCP without a word, at a fifth of the speed. Knows no ucxx.
 """
 
 import ctypes
+import socket
+import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from kvfabric.strangers import Peer
+
+_REMOTE_SOCKADDR_FIELD = 1 << 2  # UCP_EP_ATTR_FIELD_REMOTE_SOCKADDR
 _TRANSPORTS_FIELD = 1 << 3  # UCP_EP_ATTR_FIELD_TRANSPORTS
 _MAX_LANES = 16
 
@@ -29,8 +34,8 @@ class _EndpointAttributes(ctypes.Structure):  # ucp_ep_attr_t of UCX 1.12 and la
     _fields_ = (
         ("field_mask", ctypes.c_uint64),
         ("name", ctypes.c_char * 32),
-        ("local_sockaddr", ctypes.c_char * 128),
-        ("remote_sockaddr", ctypes.c_char * 128),
+        ("local_sockaddr", ctypes.c_ubyte * 128),
+        ("remote_sockaddr", ctypes.c_ubyte * 128),
         ("lanes", _Lanes),
         ("user_data", ctypes.c_void_p),
     )
@@ -59,3 +64,22 @@ def endpoint_lanes(ucp_endpoint: int) -> tuple[str, ...]:
         return ()
     names = {lane.transport for lane in lanes[: attributes.lanes.num_entries]}
     return tuple(sorted(name.decode() for name in names if name))
+
+
+def endpoint_peer(ucp_endpoint: int) -> Peer | None:
+    """Whose connection to our listener it grew from; None if UCX cannot tell: it broke, or is none
+    of TCP's."""
+    library = libucp()
+    if library is None:
+        return None
+    attributes = _EndpointAttributes(field_mask=_REMOTE_SOCKADDR_FIELD)
+    if library.ucp_ep_query(ctypes.c_void_p(ucp_endpoint), ctypes.byref(attributes)) != 0:
+        return None
+    name = bytes(attributes.remote_sockaddr)
+    family, port = int.from_bytes(name[:2], sys.byteorder), int.from_bytes(name[2:4], "big")
+    match family:
+        case socket.AF_INET:
+            return Peer(socket.inet_ntop(family, name[4:8]), port)
+        case socket.AF_INET6:
+            return Peer(socket.inet_ntop(family, name[8:24]), port)
+    return None

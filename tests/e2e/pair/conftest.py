@@ -1,5 +1,5 @@
 """A prefill and a decode worker, behind a router of each mode, for all tests of a file. What
-strangers send to the ports keeps a thread of UCX busy, which is not to run beside other tests."""
+strangers send to the ports keeps a thread of UCX busy for seconds, beside no other file's tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
