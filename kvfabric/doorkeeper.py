@@ -84,10 +84,8 @@ class Doorkeeper:
     def _callers(self) -> Iterator[tuple[Caller, int]]:
         """Each with the number of its descriptor."""
         for number in _numbers():
-            if not self._is_at_the_port(number):
-                continue
-            with suppress(OSError), self._held(number) as connection:  # it may just have gone
-                yield self._caller(connection), number
+            if self._is_at_the_port(number) and (caller := self._caller(number)) is not None:
+                yield caller, number
 
     def _is_at_the_port(self, number: int) -> bool:
         """Cheap, for it is asked of every descriptor of the process."""
@@ -97,13 +95,15 @@ class Doorkeeper:
         family = int.from_bytes(bytes(self._name[:2]), sys.byteorder)
         return family in _INTERNET and self._name[2] * 256 + self._name[3] == self._port
 
-    def _caller(self, connection: socket.socket) -> Caller:
-        """Raises `OSError` for the listener, and for who has gone."""
-        host, port = connection.getpeername()[:2]
-        state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0]
-        unread = int.from_bytes(ioctl(connection.fileno(), FIONREAD, bytes(4)), sys.byteorder)
-        inode = os.fstat(connection.fileno()).st_ino
-        return Caller(inode, Peer(host, port), is_stuck=unread > 0 or state == _CLOSE_WAIT)
+    def _caller(self, number: int) -> Caller | None:
+        """None: it is the listener, or has just gone."""
+        with suppress(OSError), self._held(number) as connection:
+            host, port = connection.getpeername()[:2]
+            state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0]
+            unread = int.from_bytes(ioctl(connection, FIONREAD, bytes(4)), sys.byteorder)
+            inode = os.fstat(connection.fileno()).st_ino
+            return Caller(inode, Peer(host, port), is_stuck=unread > 0 or state == _CLOSE_WAIT)
+        return None
 
     def _turn_away(self, stranger: Caller, number: int) -> bool:
         with suppress(OSError), self._held(number) as connection:
