@@ -102,6 +102,7 @@ class PeerProcess:
                     transfers=stats.expected_transfers + stats.outgoing_transfers,
                     endpoints=stats.endpoints,
                     transports=stats.transports,
+                    errors=stats.errors,
                 )
 
     def _ticket(self, transfer_id: str, address: str, generation: int, num_tokens: int) -> Ticket:

@@ -62,6 +62,8 @@ async def test_who_says_too_much_costs_little_for_seconds_and_then_nothing() -> 
                     await transfer(prefill, decode)
             async with child(3) as newcomer:
                 await transfer(newcomer, decode)
+                told = await decode.idle(endpoints=2)
+                assert told["errors"] == {"Stranger": 9}, "three left, three half, three stay"
         await prefill.idle(endpoints=1)
 
 
