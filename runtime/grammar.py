@@ -14,14 +14,17 @@ time.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Self
+from typing import ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
+
+from runtime.long_tokens import shortened
 
 MAX_GRAMMAR_NBYTES = 256 << 10
 """Of a grammar's text."""
@@ -42,6 +45,8 @@ _LIMITS = LLParserLimits(
 )
 _BITS = 32
 _SILENT = 0
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class GrammarError(ValueError):
@@ -50,6 +55,22 @@ class GrammarError(ValueError):
 
 class UnusableTokenizer(ValueError):
     """The tokenizer file says nothing, or nothing usable, about the bytes of its tokens."""
+
+
+def _no_panic(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A panic of the library's is no Exception, and would end the thread that it comes to: here it
+    is a GrammarError."""
+
+    @wraps(function)
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # nobody exports the class
+                raise
+            raise GrammarError(f"the library failed: {error}") from error
+
+    return guarded
 
 
 def of_json_schema(schema: object, options: Mapping[str, object]) -> str:
@@ -111,21 +132,29 @@ def composed(rules: str, parts: Mapping[str, str]) -> str:
 class Vocabulary:
     """The bytes of each token, and the tokens that end an output. Built once in a process."""
 
-    def __init__(self, tokens: LLTokenizer) -> None:
+    def __init__(self, tokens: LLTokenizer, left_out: frozenset[int] = frozenset()) -> None:
+        """`left_out`: tokens that `tokens` has under names that are not theirs."""
         self._tokens = tokens
         self.size: int = tokens.vocab_size
         self.end_token_ids = frozenset(tokens.eos_tokens)
+        self._left_out = left_out - self.end_token_ids
+        self._others = _all_but(self._left_out, self.row_size)
 
     @classmethod
     def from_folder(cls, path: Path, size: int, end_token_ids: Iterable[int] = ()) -> Self:
         """Of a model folder's tokenizer.json, for a model of `size` tokens; `end_token_ids` default
-        to what the file says. 0.2 s for 49,152 tokens, and it keeps the GIL: for a process's
-        start. Raises UnusableTokenizer."""
+        to what the file says. Tokens that are too long for a grammar (runtime/long_tokens.py) may
+        never come, unless they end an output. 0.2 s for 49,152 tokens, and it keeps the GIL: for a
+        process's start. Raises UnusableTokenizer."""
         ends = sorted(end_token_ids) or None
+        file = path / "tokenizer.json"
         try:
-            return cls(LLTokenizer(str(path / "tokenizer.json"), n_vocab=size, eos_token=ends))
-        except (ValueError, TypeError, OSError) as error:
+            short = shortened(file.read_text(encoding="utf-8"))
+            source = str(file) if short is None else short.tokenizer
+            tokens = _no_panic(LLTokenizer)(source, n_vocab=size, eos_token=ends)
+        except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
             raise UnusableTokenizer(f"{path}: {error}") from error
+        return cls(tokens, frozenset() if short is None else short.left_out)
 
     @property
     def row_size(self) -> int:
@@ -134,8 +163,14 @@ class Vocabulary:
 
     def is_special(self, token_id: int) -> bool:
         """It stands for no text."""
-        return self._tokens.is_special_token(token_id)
+        return token_id not in self._left_out and self._tokens.is_special_token(token_id)
 
+    def keep(self, row: npt.NDArray[np.int32]) -> None:
+        """Of a row of `Grammar.fill`, all but the tokens that are too long for grammars."""
+        if self._left_out:
+            row &= self._others
+
+    @_no_panic
     def compile(self, grammar: str) -> "Grammar":
         """Raises GrammarError."""
         if len(grammar) > MAX_GRAMMAR_NBYTES:
@@ -158,6 +193,7 @@ class Grammar:
         """The tokens so far are a whole output."""
         return self._matcher.is_accepting()
 
+    @_no_panic
     def advance(self, token_ids: Sequence[int]) -> None:
         """Raises GrammarError for tokens that do not fit; it is of no use afterwards."""
         # Not token by token: the library prints a warning for each that it refuses.
@@ -166,6 +202,7 @@ class Grammar:
             refusal = f"token {token_ids[taken]} does not fit it"
             raise GrammarError(_reason(self._matcher) or refusal)
 
+    @_no_panic
     def would_end(self, token_id: int) -> bool:
         """With this token, which may follow, the output would be whole."""
         if not self._matcher.try_consume_tokens([token_id]):
@@ -174,6 +211,7 @@ class Grammar:
         self._matcher.rollback(1)
         return whole
 
+    @_no_panic
     def fill(self, row: npt.NDArray[np.int32]) -> None:
         """Sets bit `i % 32` of word `i // 32` where token i may follow, and clears the others;
         end tokens may follow exactly where `may_end`. row: [row_size], contiguous. Raises
@@ -183,11 +221,22 @@ class Grammar:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._matcher.is_error():
             raise GrammarError(_reason(self._matcher))
+        self.vocabulary.keep(row)
+
+
+def _all_but(token_ids: Iterable[int], row_size: int) -> npt.NDArray[np.int32]:
+    row = np.full(row_size, -1, dtype=np.int32)
+    for token_id in token_ids:
+        row.view(np.uint32)[token_id // _BITS] ^= np.uint32(1 << token_id % _BITS)
+    return row
 
 
 def _reason(matcher: LLMatcher) -> str:
     """The library's error, if there is one."""
-    text = matcher.get_error().replace("<non-verbose/>", "").strip()
+    text = matcher.get_error().replace("<non-verbose/>", "")
+    text = text.partition("<backtrace>")[0].strip()  # of a panic that it has caught itself
     if text.startswith("NoExtension"):
         return "no output can fit it"
+    if text.startswith("panic:"):
+        return f"the library failed: {text.removeprefix('panic:').strip()}"
     return text if len(text) <= 400 else f"{text[:400]} …"

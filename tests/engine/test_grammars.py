@@ -1,7 +1,9 @@
 """Structured outputs of one engine: a random model's nonsense fits the grammar, in any batch,
 preempted or resumed."""
 
+import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from engine.request import FinishReason, RequestId
+from router.tokenizer import TextTokenizer
 from runtime.grammar import of_choices, of_json_schema, of_regex
 from tests.engine.grammar_rig import PROMPT, Start, may_come, starting
 from tests.grammars import FORMS, SCHEMA, Form
-from tests.text_model import END, text_vocabulary
+from tests.text_model import END, VOCAB_SIZE, text_vocabulary
 
 SAMPLING = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}]
 
@@ -39,6 +42,31 @@ def test_nonsense_fits_every_form(start: Start, form: Form) -> None:
             form.check(rig.text(token_ids))
     if form.is_bounded:
         assert set(reasons) == {FinishReason.STOP}
+
+
+def test_router_and_engine_do_without_a_token_that_is_too_long(
+    text_model: Path, tmp_path: Path
+) -> None:
+    """Both read the folder and live; what one compiles the other obeys."""
+    folder = shutil.copytree(text_model, tmp_path / "model")
+    file, long_id = folder / "tokenizer.json", VOCAB_SIZE - 1
+    content = json.loads(file.read_text())
+    vocab = content["model"]["vocab"]
+    content["model"]["vocab"] = {
+        "a" * 3000 if token_id == long_id else name: token_id for name, token_id in vocab.items()
+    }
+    content["model"]["merges"] = []
+    file.write_text(json.dumps(content))
+    grammar = of_regex("a{1,6000}")
+    vocabulary = TextTokenizer.from_folder(folder).vocabulary
+    assert vocabulary is not None
+    assert long_id not in may_come(vocabulary.compile(grammar))
+    with starting(folder) as start:
+        rig = start()
+        request = rig.request("bound", grammar, logit_bias=((long_id, 100.0),), max_tokens=30)
+        (outputs,) = rig.run(request)
+        assert long_id not in outputs
+        assert re.fullmatch("a+", rig.text(outputs))
 
 
 def test_some_unbounded_outputs_end_and_those_cut_off_are_beginnings(start: Start) -> None:
