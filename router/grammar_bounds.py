@@ -3,8 +3,12 @@
 Compiling has limits of its own (runtime/grammar.py), but some grammars cost seconds before they
 reach one: those are known by their looks. Each bound is far beyond what people write, and low
 enough that what passes compiles in a fraction of a second. Pure; raises GrammarError.
+
+What llguidance adds to Lark has its own: schemas within a grammar are held to the bounds of
+schemas, and what no counter stops is refused (`&` and `~` of terminals, parameters of rules).
 """
 
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -25,6 +29,10 @@ MAX_EBNF_CHARS = 32 << 10
 MAX_RULES = 256
 
 _RULE = re.compile(r"^[ \t]*[?!]?[\w.-]+[^\n:]{0,64}:", re.MULTILINE)
+_LARK_PART = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|(?://|#)[^\n]*'  # a string, a regex, a comment
+    r"|(?P<schema>%json)|(?P<unbounded>&|~(?!\s*\d)|::)"
+)
 _COUNT = re.compile(r"\{(\d*)(?:,(\d*))?\}|~ ?(\d+)(?: ?\.\. ?(\d+))?")
 
 
@@ -93,6 +101,35 @@ def check_ebnf(text: str) -> None:
         raise GrammarError(f"it repeats something more than {MAX_REPETITION} times")
 
 
+def check_lark(text: str) -> None:
+    """Of what was EBNF, or is Lark."""
+    if text.lstrip().startswith("{"):
+        raise GrammarError("it is JSON: send it as a JSON schema")
+    schemas: list[object] = []
+    index = 0
+    while part := _LARK_PART.search(text, index):
+        index = part.end()
+        if part["unbounded"]:
+            raise GrammarError(
+                f"{part['unbounded']!r}: complements and intersections of terminals, and "
+                "parameters of rules, are not served"
+            )
+        if part["schema"]:
+            schema, index = _json_at(text, index)
+            schemas.append(schema)
+    check_schema(schemas)
+
+
+def _json_at(text: str, index: int) -> tuple[object, int]:
+    """And where it ends."""
+    start = index + len(text[index:]) - len(text[index:].lstrip())
+    try:
+        schema, end = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"no schema follows %json: {error}") from error
+    return schema, end
+
+
 def _walk(root: object) -> Iterator[tuple[str, object, int]]:
     """(key, value, depth) of everything in it; keys of lists' items are empty."""
     stack: list[tuple[str, object, int]] = [("", root, 1)]
@@ -107,7 +144,9 @@ def _walk(root: object) -> Iterator[tuple[str, object, int]]:
 
 def _odd_part(value: float) -> int:
     """What is left of its digits without factors 2 and 5: those need no memory for remainders."""
-    digits = int("".join(map(str, Decimal(str(value)).as_tuple().digits)))
+    if not math.isfinite(value):
+        return 1  # the compiler refuses it
+    digits = int("".join(map(str, Decimal(str(+value)).as_tuple().digits)))
     for factor in (2, 5):
         while digits and digits % factor == 0:
             digits //= factor

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from router.errors import BadRequest
-from router.grammar_bounds import check_choices, check_ebnf, check_regex, check_schema
+from router.grammar_bounds import check_choices, check_ebnf, check_lark, check_regex, check_schema
 from runtime.grammar import GrammarError, of_choices, of_ebnf, of_json_schema, of_regex
 
 Schema = dict[str, object] | bool | str
@@ -183,4 +183,6 @@ def _choices(choices: list[str]) -> str:
 
 def _ebnf(text: str) -> str:
     check_ebnf(text)
-    return of_ebnf(text)
+    lark = of_ebnf(text)
+    check_lark(lark)
+    return lark

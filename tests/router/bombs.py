@@ -63,5 +63,19 @@ BOMBS: dict[str, Fields] = {
     "nested counts of rules": {
         "guided_grammar": 'start: a{1000}\na: b{1000}\nb: c{1000}\nc: "x"{1000}'
     },
+    "multipleOf within Lark": {"guided_grammar": 'start: %json {"multipleOf": 999983}'},
+    "multipleOf again and again within Lark": {
+        "guided_grammar": "start: "
+        + " ".join(f'%json {{"multipleOf": {n}}}' for n in range(9900, 9999))
+    },
+    "multipleOf as a grammar of the library's own": {
+        "structured_outputs": {
+            "grammar": '\n{"grammars": [{"json_schema": {"multipleOf": 999983}}]}'
+        }
+    },
+    "parameters": {"guided_grammar": 'start: a::0\na::_: a::incr([0:64]) "x" | "x"'},
+    "complement of complements": {
+        "guided_grammar": 'start: T\nT: ~((~("a") ~(/((((?i)k){9,1000}){1,300}|((b)?x?)+)/)))'
+    },
     "no output at all": {"guided_grammar": "root ::= root"},
 }

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.grammar_bounds import check_choices, check_ebnf, check_regex, check_schema
+from router.grammar_bounds import check_choices, check_ebnf, check_lark, check_regex, check_schema
 from runtime.grammar import GrammarError
 
 
@@ -67,6 +67,9 @@ def test_patterns_that_repeat_too_much(pattern: str) -> None:
         {"properties": {"multipleOf": {"type": "string"}, "pattern": {"const": "a{99999}"}}},
         {"pattern": "a{100}", "patternProperties": {"^x{100}$": {}}},
         {"multipleOf": 0},
+        {"multipleOf": float("nan")},
+        {"multipleOf": float("inf")},
+        {"multipleOf": True},
     ],
 )
 def test_schemas_of_people(schema: Any) -> None:
@@ -125,3 +128,40 @@ def test_ebnf() -> None:
     for repeated in ("root ::= a{20000}", "start: a~3..20000", "start: a~20000"):
         with pytest.raises(GrammarError, match="repeats"):
             check_ebnf(repeated)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "std::vector" /a&b~/ "~" // a & b\n# c & ~d :: e',
+        'start: "\\"&" | /\\/&/ | "#&" | a~3 | a ~ 3..5',
+        'start: %json {"type": "string", "description": "& \\" ~"} "x"',
+        'start: %json\n{"multipleOf": 0.5} | %json {"multipleOf": 97}',
+        'start: "a" // %json & so on',
+    ],
+)
+def test_lark_of_people(text: str) -> None:
+    check_lark(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("start: A\nA: /a/ & /b/", "&"),
+        ('start: A\nA: "x" ~/a/', "~"),
+        ('start: A\nA: ~ "3"', "~"),
+        ('start: a::0\na::_: "x"', "::"),
+        ('start: %json {"a": "}"} & "x"', "&"),
+        ('start: "%json {" & "}"', "&"),
+        ('start: %json {"multipleOf": 10007}', "multipleOf"),
+        ('start: %json {"multipleOf": 101} | %json {"multipleOf": 103}', "multipleOf"),
+        ('start: %lark {\nstart: %json {"multipleOf": 10007}\n}', "multipleOf"),
+        ('start: %json {"pattern": "a{10001}"}', "repeats"),
+        ('start: %json // {}\n {"multipleOf": 10007}', "no schema"),
+        ("start: %json " + '{"items":' * 5000, "no schema"),
+        (' {"grammars": []}', "JSON"),
+    ],
+)
+def test_lark_without_a_bound(text: str, reason: str) -> None:
+    with pytest.raises(GrammarError, match=reason):
+        check_lark(text)
