@@ -15,13 +15,14 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
+from kvfabric.direct import INVITATION_NBYTES
 from kvfabric.errors import BadFrame
 from kvfabric.frame import WIRE_VERSION, TransferId
 
 _MAGIC = b"BTNC"
-FACTS_NBYTES = 192
-# magic, version, kind, code, a, b, 32 bytes, text
-_MESSAGE = struct.Struct(f"<4sHBBQQ32s{FACTS_NBYTES}s")
+FACTS_NBYTES = 168
+# magic, version, kind, code, a, b, 32 bytes, invitation, text
+_MESSAGE = struct.Struct(f"<4sHBBQQ32s{INVITATION_NBYTES}s{FACTS_NBYTES}s")
 CONTROL_NBYTES = _MESSAGE.size
 FINGERPRINT_NBYTES = 32
 
@@ -54,6 +55,8 @@ class Hello:
     version: int = WIRE_VERSION
     facts: str = ""
     """What the fingerprint is of, for people; see kvfabric/facts.py. Cut to `FACTS_NBYTES`."""
+    invitation: bytes = b""
+    """To read frames directly, see kvfabric/direct.py; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Welcome:
     fingerprint: bytes
     generation: int
     facts: str = ""
+    accepts: bool = False
+    """The invitation of HELLO."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +103,13 @@ _HELLO, _WELCOME, _REFUSED, _OFFER, _ABORT, _PACED, _RECALL = range(1, 8)
 
 def encode_control(message: Control) -> bytes:
     match message:
-        case Hello(fingerprint, generation, expected, version, facts):
+        case Hello(fingerprint, generation, expected, version, facts, invitation):
             return _pack(
-                _HELLO, a=generation, b=expected, data=fingerprint, version=version, facts=facts
-            )
-        case Welcome(fingerprint, generation, facts):
-            return _pack(_WELCOME, a=generation, data=fingerprint, facts=facts)
+                _HELLO, a=generation, b=expected, data=fingerprint, version=version, facts=facts,
+                invitation=invitation,
+            )  # fmt: skip
+        case Welcome(fingerprint, generation, facts, accepts):
+            return _pack(_WELCOME, code=accepts, a=generation, data=fingerprint, facts=facts)
         case Refused(reason, facts):
             return _pack(_REFUSED, code=reason, facts=facts)
         case Offer(num_frames):
@@ -118,15 +124,16 @@ def encode_control(message: Control) -> bytes:
 
 def decode_control(message: bytes | bytearray) -> Control:
     """Raises `BadFrame` for what no peer of ours says. A HELLO of another version is parsed."""
-    magic, version, kind, code, a, b, data, text = _MESSAGE.unpack(message)
+    magic, version, kind, code, a, b, data, invitation, text = _MESSAGE.unpack(message)
     if magic != _MAGIC or (version != WIRE_VERSION and kind != _HELLO):
         raise BadFrame(f"magic {magic!r} and version {version} are not ours")
     try:
         match kind:
             case 1:
-                return Hello(data, a, b, version, _read_text(text))
-            case 2:
-                return Welcome(data, a, _read_text(text))
+                invited = invitation if any(invitation) else b""
+                return Hello(data, a, b, version, _read_text(text), invited)
+            case 2 if code in (0, 1):
+                return Welcome(data, a, _read_text(text), code == 1)
             case 3:
                 return Refused(RefusalReason(code), _read_text(text))
             case 4:
@@ -151,9 +158,10 @@ def _pack(
     data: bytes = b"",
     version: int = WIRE_VERSION,
     facts: str = "",
+    invitation: bytes = b"",
 ) -> bytes:
     text = facts.encode()[:FACTS_NBYTES]
-    return _MESSAGE.pack(_MAGIC, version, kind, code, a, b, data, text)
+    return _MESSAGE.pack(_MAGIC, version, kind, code, a, b, data, invitation, text)
 
 
 def _read_text(text: bytes) -> str:

@@ -166,6 +166,7 @@ class _Held:
 class _FaultyEndpoint(Endpoint):
     def __init__(self, inner: Endpoint, plan: FaultPlan) -> None:
         self._inner = inner
+        self.direct = inner.direct
         self._plan = plan
         self._held: dict[Channel, deque[_Held]] = {channel: deque() for channel in Channel}
         self._arrived = {channel: asyncio.Event() for channel in Channel}

@@ -24,7 +24,7 @@ TransferId = NewType("TransferId", bytes)
 """16 random bytes: the name of a transfer and the capability to send it."""
 
 TRANSFER_ID_NBYTES = 16
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 
 RAW = 0
 """Codec id of a payload as it lies in memory; what the others mean is for the two ends to know."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kvfabric.errors import FabricError
 
 if TYPE_CHECKING:
+    from kvfabric.direct import Direct
     from kvfabric.faults import FaultPlan
 
 
@@ -29,6 +30,9 @@ class Channel(IntEnum):
 
 class Endpoint(ABC):
     """One end of a connection. Belongs to the loop that made it."""
+
+    direct: "Direct | None" = None
+    """A shorter way for messages, which the handshake may switch to; None: there is none."""
 
     @abstractmethod
     def send(self, channel: Channel, message: bytes | memoryview) -> asyncio.Future[None]:

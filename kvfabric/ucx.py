@@ -38,6 +38,7 @@ os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
 
 import ucxx
 
+from kvfabric.direct_end import direct_end
 from kvfabric.doorkeeper import Doorkeeper
 from kvfabric.errors import BadFrame, DeadlineExceeded, FabricError, PeerLost
 from kvfabric.transport import Channel, Endpoint, Listener, OnEndpoint, Transport
@@ -45,6 +46,8 @@ from kvfabric.ucx_clock import IDLE_MS, Clock, signaller
 from kvfabric.ucx_lanes import endpoint_lanes, endpoint_peer, libucp
 
 _logger = logging.getLogger(__name__)
+
+_TLS = os.environ.get("UCX_TLS", "all")
 
 _HANDSHAKE_SECONDS = 5.0  # of ucxx's own exchange of tags with a client of our listener
 
@@ -95,15 +98,23 @@ class _UCXEndpoint(Endpoint):
         self._loop = asyncio.get_running_loop()
         self._transports = endpoint_lanes(ep.ucp_endpoint)
         self._leave = _let_in(door, ep.ucp_endpoint)
+        self._direct = direct_end(self._transports, _TLS, connects=door is None)
+        self.direct = self._direct
         _wind()
 
     def send(self, channel: Channel, message: bytes | memoryview) -> asyncio.Future[None]:
+        if self._direct is not None and self._direct.is_on:
+            return self._direct.send(channel, message)
         return self._watched(self._send(channel, message))
 
     def recv(self, channel: Channel, buffer: bytearray | memoryview) -> asyncio.Future[None]:
+        if self._direct is not None and self._direct.is_on:
+            return self._direct.recv(channel, buffer)
         return self._watched(self._recv(channel, buffer))
 
     def abort(self) -> None:
+        if self._direct is not None:
+            self._direct.close()
         ep, self._ep = self._ep, None
         if ep is not None:
             leave = self._leave
@@ -112,6 +123,8 @@ class _UCXEndpoint(Endpoint):
 
     @property
     def transports(self) -> tuple[str, ...]:
+        if self._direct is not None and self._direct.is_on:
+            return ("cma", *self._transports)
         return self._transports
 
     def _watched(self, operation: Any) -> asyncio.Future[None]:

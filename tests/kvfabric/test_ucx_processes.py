@@ -39,9 +39,19 @@ async def test_bytes_arrive_over_shared_memory_and_processes_end_well() -> None:
             await transfer(prefill, decode)
         stats = await prefill.idle(endpoints=1)
         assert {"posix", "sysv"} & set(stats["transports"])
+        assert "cma" in stats["transports"], "read where they lie"
         await prefill.end()
         await decode.idle(endpoints=0)
         await decode.end()
+
+
+async def test_bytes_arrive_by_ucx_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "^cma")
+    async with child(1) as prefill, child(2) as decode:
+        await transfer(prefill, decode)
+        stats = await prefill.idle(endpoints=1)
+        assert {"posix", "sysv"} & set(stats["transports"])
+        assert "cma" not in stats["transports"]
 
 
 async def test_a_killed_sender_is_noticed_at_once() -> None:
