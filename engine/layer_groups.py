@@ -12,7 +12,7 @@ MIN_TOKENS = 64
 """A step of fewer is so short, and so little KV, that it is told of once, before the logits."""
 
 _SMALLEST = 10
-"""A group is no smaller than this part of all layers."""
+"""A group has no less KV than this part of all layers has of `MIN_TOKENS`, and a layer at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class LayerGroups:
 
 def group_ends(num_layers: int, num_tokens: int) -> tuple[int, ...]:
     """The `ends` for a step of so many tokens."""
-    ends, end, smallest = [], 0, max(1, num_layers // _SMALLEST)
+    ends, end = [], 0
+    smallest = max(1, num_layers * MIN_TOKENS // (_SMALLEST * max(num_tokens, 1)))
     while num_tokens >= MIN_TOKENS and num_layers - end > smallest:
         end += (num_layers - end + 1) // 2
         ends.append(end)

@@ -27,12 +27,13 @@ def test_groups_halve_what_is_left_and_the_last_is_small(num_layers: int) -> Non
     ends = group_ends(num_layers, 512)
     assert list(ends) == sorted(set(ends))
     assert 0 < ends[0] <= ends[-1] == num_layers
-    assert ends[-1] - (ends[-2] if len(ends) > 1 else 0) <= max(1, num_layers // 10)
-    assert len(ends) <= 7
+    assert ends[-1] - (ends[-2] if len(ends) > 1 else 0) <= max(1, num_layers // 80)
+    assert len(ends) <= 9
 
 
 def test_groups_of_a_model_of_thirty_layers() -> None:
     assert group_ends(30, 64) == (15, 23, 27, 30)
+    assert group_ends(30, 512) == (15, 23, 27, 29, 30), "the more tokens, the less is left"
     assert group_ends(30, 63) == (30,)
     assert group_ends(1, 512) == (1,)
 
