@@ -6,11 +6,13 @@ Prints the physical ceilings first (one thread's memcpy), then, for each transfe
 same kind of two processes and in turn:
 
 * bare ucxx: messages of a slot's size, a window of four, out of buffers that are there;
-* `ship` alone: the same by the fabric, packed frames, without checksums and with them. Of both:
-  from the first message handed to the network to the end of the last, at the sender. Beside it the
-  whole way, from the decision to send (in another thread) to the receiver's last byte;
-* `ucx_perftest tag_bw -E sleep`, for messages of a slot's size (one buffer again and again, so it
-  stays in the caches) and of the whole size (so it does not, as KV does not).
+* `ship` alone: the same by the fabric, packed frames, without checksums and with them, and without
+  the short way within a host (kvfabric/direct.py), where there is one. Of both: from the first
+  message handed to the network to the end of the last, at the sender. Beside it the whole way, from
+  the decision to send (in another thread) to the receiver's last byte;
+* `ucx_perftest tag_bw -E sleep`, for messages of a slot's size and of the whole size, one buffer
+  again and again; without error handling, and with it (`-e`), as endpoints need that are to notice
+  a peer's end.
 
 Then the whole pipeline, from the decision to send until all is committed: pack out of a pool of KV
 in an 8B model's shape, ship, install into another pool; by size, codec and transfers at once. Only
@@ -33,9 +35,11 @@ from bench.relay_peer import Setting, Shape
 from engine.kv_codec import Codec
 
 UCX_TLS = {"shm": "posix,sysv,cma,tcp,self", "tcp": "tcp,self"}
+UCX_ALONE = {"shm": "posix,sysv,tcp,self", "tcp": "tcp,self"}
+"""Nothing of ours beside it."""
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 WARM_UP_NBYTES = 64 << 20  # shared memory queues are of fresh pages until once around
-VARIANTS = ("bare", "fabric", "fabric_checksum")
+VARIANTS = ("bare", "fabric", "fabric_checksum", "fabric_ucx")
 SHAPE = Shape(32, 8, 128)
 
 
@@ -48,6 +52,8 @@ class Row:
     whole_us: dict[str, float]
     perftest_gbps: float | None
     """For messages of this size."""
+    perftest_e_gbps: float | None
+    """With error handling."""
 
     def gbps(self, variant: str) -> float:
         return self.nbytes / self.ship_us[variant] / 1e3
@@ -61,8 +67,8 @@ class Row:
             f"{self.whole_us[v]:>8.0f}"
             for v in VARIANTS
         )
-        perftest = "-" if self.perftest_gbps is None else f"{self.perftest_gbps:.2f}"
-        return f"{self.nbytes >> 10:>8} KiB | {' | '.join(cells)} | {perftest:>8}"
+        perftest = f"{_told(self.perftest_gbps):>8} {_told(self.perftest_e_gbps):>6}"
+        return f"{self.nbytes >> 10:>8} KiB | {' | '.join(cells)} | {perftest}"
 
     def told(self) -> dict[str, Any]:
         return {
@@ -73,7 +79,12 @@ class Row:
             "perftest_gbps": self.perftest_gbps and round(self.perftest_gbps, 2),
             "ratio_to_perftest": self.perftest_gbps
             and round(self.gbps("fabric") / self.perftest_gbps, 3),
+            "perftest_e_gbps": self.perftest_e_gbps and round(self.perftest_e_gbps, 2),
         }
+
+
+def _told(gbps: float | None) -> str:
+    return "-" if gbps is None else f"{gbps:.2f}"
 
 
 def parse_size(text: str) -> int:
@@ -92,7 +103,9 @@ def measure(receiving: Receiving, peers: dict[str, Peer], nbytes: int, reps: int
             if rep >= 2:  # connections are made and pages touched
                 ship[variant].append(ship_ns / 1e3)
                 whole[variant].append(whole_ns / 1e3)
-    return Row(nbytes, _medians(ship), _medians(whole), perftest_gbps(nbytes, _iterations(nbytes)))
+    count = _iterations(nbytes)
+    perftest = perftest_gbps(nbytes, count), perftest_gbps(nbytes, count, notices_failure=True)
+    return Row(nbytes, _medians(ship), _medians(whole), *perftest)
 
 
 def _medians(times: dict[str, list[float]]) -> dict[str, float]:
@@ -103,14 +116,19 @@ def _iterations(nbytes: int) -> int:
     return max(10, min(800, (1 << 30) // nbytes))
 
 
-def ship_rows(sizes: Sequence[int], slot_nbytes: int, reps: int) -> tuple[list[Row], Any]:
+def ship_rows(
+    transport: str, sizes: Sequence[int], slot_nbytes: int, reps: int
+) -> tuple[list[Row], Any]:
     receiving = Receiving(slot_nbytes)
-    plain, checked = Peer(slot_nbytes, checksum=False), Peer(slot_nbytes, checksum=True)
-    peers = {"bare": plain, "fabric": plain, "fabric_checksum": checked}
+    plain, checked = (
+        Peer(slot_nbytes, checksum=checksum, tls=UCX_TLS[transport]) for checksum in (False, True)
+    )
+    ucx = Peer(slot_nbytes, checksum=False, tls=UCX_ALONE[transport])
+    peers = {"bare": plain, "fabric": plain, "fabric_checksum": checked, "fabric_ucx": ucx}
     try:
         print(f"{'`ship` alone':>12} | " + " | ".join(f"{v:<30}" for v in VARIANTS))
         columns = f"{'us':>8} {'GB/s':>6} {'ratio':>5} {'whole us':>8}"
-        print(f"{'':>12} | " + " | ".join(columns for _ in VARIANTS) + " | perftest")
+        print(f"{'':>12} | " + " | ".join(columns for _ in VARIANTS) + " | perftest,   -e")
         rows = []
         measure(receiving, peers, WARM_UP_NBYTES, reps=1)
         for nbytes in sizes:
@@ -118,8 +136,8 @@ def ship_rows(sizes: Sequence[int], slot_nbytes: int, reps: int) -> tuple[list[R
             print(rows[-1], flush=True)
         return rows, receiving.transports
     finally:
-        plain.close()
-        checked.close()
+        for peer in (plain, checked, ucx):
+            peer.close()
         receiving.close()
 
 
@@ -175,7 +193,7 @@ def main() -> None:
     print(f"ceiling: one thread copies {memcpy:.1f} GB/s")
     told = "none that listens" if perftest is None else f"{perftest:.2f} GB/s at {args.slot}"
     print(f"ceiling: ucx_perftest tag_bw -E sleep: {told}")
-    rows, transports = ship_rows(sizes, slot_nbytes, args.reps)
+    rows, transports = ship_rows(args.transport, sizes, slot_nbytes, args.reps)
     print(f"transports in use: {', '.join(transports)}")
     pipeline = []
     if args.pipeline_reps:

@@ -21,8 +21,12 @@ def memcpy_gbps(nbytes: int = 64 << 20, reps: int = 9) -> float:
     return nbytes / best / 1e9
 
 
-def perftest_gbps(nbytes: int, iterations: int = 400) -> float | None:
-    """`ucx_perftest` of the wheel, sleeping like the fabric does; None where there is none."""
+def perftest_gbps(
+    nbytes: int, iterations: int = 400, *, notices_failure: bool = False
+) -> float | None:
+    """`ucx_perftest` of the wheel, sleeping like the fabric does; None where there is none.
+    `notices_failure`: with endpoints that notice a peer's end, as ours must; UCX then copies twice
+    over shared memory, and once (cma) without."""
     package = find_spec("libucx")
     if package is None or not package.submodule_search_locations:
         return None
@@ -39,6 +43,7 @@ def perftest_gbps(nbytes: int, iterations: int = 400) -> float | None:
     port = _free_port()
     command = [str(program), "-p", str(port), "-t", "tag_bw", "-E", "sleep", "-f"]
     command += ["-s", str(nbytes), "-n", str(iterations), "-w", "20"]
+    command += ["-e"] * notices_failure
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as server:

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import concurrent.futures
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -85,11 +86,15 @@ class _Source:
 class Peer:
     """A sending process, as its parent sees it."""
 
-    def __init__(self, slot_nbytes: int, *, checksum: bool) -> None:
+    def __init__(self, slot_nbytes: int, *, checksum: bool, tls: str | None = None) -> None:
+        """`tls`: what UCX, and the fabric, may go over, if not as here."""
         command = [sys.executable, "-m", "bench.fabric_peer", "--slot-nbytes", str(slot_nbytes)]
         command += ["--checksum", str(int(checksum))]
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        environment = {**os.environ, **({} if tls is None else {"UCX_TLS": tls})}
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, env=environment
+        )
 
     def tell(self, command: dict[str, Any]) -> None:
         assert self._process.stdin is not None
