@@ -1,7 +1,7 @@
 """The receiving end of the short way within a host: see kvfabric/direct.py.
 
-A frame is read by the loop itself: a copy of 4 MiB takes it a third of a millisecond, and handing
-it to a thread and back as long. One is read a turn of the loop, so that what came of the one before
+A frame is read by the loop itself: a copy of 4 MiB takes a third of a millisecond, and a hand-over
+to a thread and back about as long. One is read a turn of the loop, so that what came of the one before
 goes on first.
 """
 
