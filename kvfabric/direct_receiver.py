@@ -1,8 +1,8 @@
 """The receiving end of the short way within a host: see kvfabric/direct.py.
 
 A frame is read by the loop itself: a copy of 4 MiB takes a third of a millisecond, and a hand-over
-to a thread and back about as long. One is read a turn of the loop, so that what came of the one before
-goes on first.
+to a thread and back about as long. One is read a turn of the loop, so that what came of the one
+before goes on first.
 """
 
 import asyncio
