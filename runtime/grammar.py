@@ -43,6 +43,9 @@ _LIMITS = LLParserLimits(
     max_lexer_states=50_000,
     verbose_errors=False,
 )
+# Where one byte alone may come next the library goes ahead by itself, to tell which token it will
+# be, and from `root ::= x root`, `x ::= "a"*` never comes back. The last of such lines holds.
+_UNFORCED = '\n%llguidance {"no_forcing": true}\n'
 _BITS = 32
 _SILENT = 0
 _P = ParamSpec("_P")
@@ -109,14 +112,13 @@ def quoted(text: str) -> str:
 
 def of_ebnf(text: str) -> str:
     """GBNF (`root ::= …`) or Lark (`start: …`). Raises GrammarError."""
-    if "::=" not in text:
-        return LLMatcher.grammar_from_lark(text)
     try:
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
+        lark = any_to_lark(text) if "::=" in text else text
     except RecursionError as error:
         raise GrammarError("it is nested too deeply") from error
     except Exception as error:  # the converter's own errors have no common type
         raise GrammarError(str(error)) from error
+    return LLMatcher.grammar_from_lark(lark + _UNFORCED)
 
 
 def composed(rules: str, parts: Mapping[str, str]) -> str:

@@ -54,15 +54,11 @@ BOMBS: dict[str, Fields] = {
         "structured_outputs": {"json_object": True, "whitespace_pattern": "( {500}){500}"}
     },
     "many choices": {"guided_choice": [f"choice number {i}" for i in range(9000)]},
-    "doubling rules": {"guided_grammar": _doubling(250, "r", ":", "start")},
     "doubling terminals": {"guided_grammar": _doubling(250, "R", ":", "start")},
     "doubling terminals in GBNF": {"guided_grammar": _doubling(250, "r", " ::=", "root")},
     "many rules": {"guided_grammar": _doubling(1500, "r", " ::=", "root")},
     "deep EBNF": {"guided_grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000},
     "deep Lark": {"guided_grammar": "start: " + "(" * 3000 + '"a"' + ")" * 3000},
-    "nested counts of rules": {
-        "guided_grammar": 'start: a{1000}\na: b{1000}\nb: c{1000}\nc: "x"{1000}'
-    },
     "multipleOf within Lark": {"guided_grammar": 'start: %json {"multipleOf": 999983}'},
     "multipleOf again and again within Lark": {
         "guided_grammar": "start: "
@@ -79,3 +75,9 @@ BOMBS: dict[str, Fields] = {
     },
     "no output at all": {"guided_grammar": "root ::= root"},
 }
+
+NO_BOMBS = [
+    _doubling(250, "r", ":", "start"),
+    'start: a{1000}\na: b{1000}\nb: c{1000}\nc: "x"{1000}',
+]
+"""Outputs that fit are long beyond measure, but a token of one costs next to nothing."""

@@ -5,14 +5,12 @@ import random
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import cast
 
 import jsonschema
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from runtime.grammar import (
@@ -209,28 +207,6 @@ def test_the_limits_stop_a_bomb_at_once(vocabulary: Vocabulary) -> None:
     grammar = vocabulary.compile(of_regex("b(a{1000}){1000}"))
     with pytest.raises(GrammarError, match="too many"):
         random_walk(grammar, seed=0)
-
-
-def test_a_panic_of_the_library_is_an_error_like_any_other(
-    vocabulary: Vocabulary, folder: Path
-) -> None:
-    with pytest.raises(GrammarError, match=r"the library failed: assertion [^\n]*$"):
-        vocabulary.compile('start: a "x"\na[stop="e"]:').fill(np.empty(11, dtype=np.int32))
-    with pytest.raises(BaseException, match="assertion") as panic:
-        LLTokenizer(str(folder / "tokenizer.json"), n_vocab=3_000_000)
-
-    class Panicking:
-        def __getattr__(self, name: str) -> object:
-            raise panic.value
-
-    grammar = Grammar(vocabulary, cast(LLMatcher, Panicking()))
-    for use in (
-        lambda: grammar.advance([5]),
-        lambda: grammar.would_end(5),
-        lambda: grammar.fill(np.empty(11, dtype=np.int32)),
-    ):
-        with pytest.raises(GrammarError, match="the library failed"):
-            use()
 
 
 def test_a_token_that_does_not_fit_is_refused(vocabulary: Vocabulary) -> None:
