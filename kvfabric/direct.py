@@ -39,6 +39,10 @@ NOTE_PACKET = struct.Struct("<cQQ")
 MAX_WAITING = 1024
 """Messages of each kind that a peer may have sent to no receive; far more than ours ever does."""
 
+NOTICE_S = 0.01
+"""From a peer's end to our saying so. The kernel tells of a killed process at once, and others who
+know it better, by its control connections, are to hear of it first, as they do of UCX's word."""
+
 _PACKET_NBYTES = 1 << 12
 _CREDENTIALS = struct.Struct("<iii")  # pid, uid, gid
 
@@ -54,6 +58,7 @@ class Direct(ABC):
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
         self._is_on = False
+        self._losing: asyncio.TimerHandle | None = None
         self._words: deque[bytes] = deque()  # that nobody has received yet
         self._hearing: Posted = deque()
 
@@ -93,6 +98,8 @@ class Direct(ABC):
     def close(self) -> None:
         """What is pending fails, here and there. Idempotent."""
         self._is_on = True
+        if self._losing is not None:
+            self._losing.cancel()
         if self._socket is not None:
             self._loop.remove_reader(self._socket)
             self._socket.close()
@@ -126,8 +133,16 @@ class Direct(ABC):
         if packet.startswith(WORDS) and len(self._words) < MAX_WAITING:
             self._words.append(packet[len(WORDS) :])
             self._hear()
-        elif not packet or not self._on_packet(packet):
+        elif not packet:
+            self._lose()
+        elif not self._on_packet(packet):
             self.close()
+
+    def _lose(self) -> None:
+        """The peer is gone: closes soon."""
+        if self._losing is None and self._socket is not None:
+            self._loop.remove_reader(self._socket)
+            self._losing = self._loop.call_later(NOTICE_S, self.close)
 
     def _hear(self) -> None:
         while self._words and self._hearing:
@@ -139,12 +154,12 @@ class Direct(ABC):
                 end(heard)
 
     def _say(self, packet: bytes) -> bool:
-        """False: the peer is gone, or lets too much lie; the connection is closed."""
+        """False: the peer is gone, or lets too much lie; the connection is about to close."""
         assert self._socket is not None
         try:
             self._socket.send(packet)
         except OSError:
-            self.close()
+            self._lose()
             return False
         return True
 

@@ -89,7 +89,7 @@ class DirectReceiver(Direct):
         return True
 
     def _read_soon(self) -> None:
-        if self._notes and self._posted and self._next is None:
+        if self._notes and self._posted and self._next is None and self._losing is None:
             self._next = self._loop.call_soon(self._read)
 
     def _read(self) -> None:
@@ -97,10 +97,12 @@ class DirectReceiver(Direct):
         address, nbytes = self._notes.popleft()
         buffer, received = self._posted.popleft()
         error = self._read_into(memoryview(buffer), address, nbytes)
-        end(received, error)
         if isinstance(error, PeerLost):
-            self.close()
-        elif self._say(TAKEN):
+            self._posted.appendleft((buffer, received))
+            self._lose()
+            return
+        end(received, error)
+        if self._say(TAKEN):
             self._read_soon()
 
     def _read_into(self, buffer: memoryview, address: int, nbytes: int) -> FabricError | None:

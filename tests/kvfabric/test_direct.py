@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvfabric import direct_receiver
-from kvfabric.direct import INVITATION, MAX_WAITING, NOTE, NOTE_PACKET, TAKEN, Direct
+from kvfabric.direct import INVITATION, MAX_WAITING, NOTE, NOTE_PACKET, NOTICE_S, TAKEN, Direct
 from kvfabric.direct_end import direct_end
 from kvfabric.direct_receiver import DirectReceiver
 from kvfabric.direct_sender import DirectSender
@@ -98,6 +98,18 @@ async def test_closing_one_end_fails_what_is_pending_at_both(side: int) -> None:
     await lost(near.send(Channel.CONTROL, b"9"), far.recv(Channel.CONTROL, bytearray(9)))
     assert near.is_on, "what is closed goes no other way"
     ends[1 - side].close()
+
+
+async def test_others_may_tell_of_a_peers_end_first() -> None:
+    near, far = connected()
+    near.send(Channel.FRAMES, memoryview(bytearray(9)))
+    await asyncio.sleep(0.01)  # the note is here
+    near.close()
+    ended_s = asyncio.get_running_loop().time()
+    posted = [far.recv(Channel.FRAMES, bytearray(9)), far.recv(Channel.CONTROL, bytearray(9))]
+    await lost(*posted)
+    assert asyncio.get_running_loop().time() - ended_s > 0.9 * NOTICE_S
+    far.close()
 
 
 async def test_what_the_sender_has_taken_back_is_not_taken_for_a_frame() -> None:
