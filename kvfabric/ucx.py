@@ -47,8 +47,6 @@ from kvfabric.ucx_lanes import endpoint_lanes, endpoint_peer, libucp
 
 _logger = logging.getLogger(__name__)
 
-_TLS = os.environ.get("UCX_TLS", "all")
-
 _HANDSHAKE_SECONDS = 5.0  # of ucxx's own exchange of tags with a client of our listener
 
 
@@ -98,7 +96,9 @@ class _UCXEndpoint(Endpoint):
         self._loop = asyncio.get_running_loop()
         self._transports = endpoint_lanes(ep.ucp_endpoint)
         self._leave = _let_in(door, ep.ucp_endpoint)
-        self._direct = direct_end(self._transports, _TLS, connects=door is None)
+        self._direct = direct_end(
+            self._transports, os.environ.get("UCX_TLS", "all"), connects=door is None
+        )
         self.direct = self._direct
         _wind()
 

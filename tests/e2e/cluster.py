@@ -7,8 +7,9 @@ all of them, and fails the test if one does not end well.
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import grpc
 import httpx
@@ -23,6 +24,8 @@ from tests.ports import free_port
 MODEL_NAME = "tested"
 ALWAYS_REMOTE = {"served_model_name": MODEL_NAME, "prefill_at": "remote"}
 """What is tested is the relay: a prompt is not to stay on decode because it is quicker there."""
+UCX_ALONE = {"UCX_TLS": "^cma"}
+"""For workers whose frames are to go by UCX, as between hosts: on one host they need not."""
 TASKS_A_WATCHER = 2
 """Its handler's and grpc's own: routers come and go between tests."""
 
@@ -55,8 +58,9 @@ class WorkerProcess(ClusterProcess):
         log: Path,
         flags: dict[str, object],
         prefix: Sequence[str] = (),
+        environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`prefix`: a command that becomes the worker, such as `env` or `ip netns exec`."""
+        """`prefix`, `environ`: see ClusterProcess."""
         self.role = role
         self.num_ranks = int(str(flags.get("tensor_parallel", 1)))
         self._host = str(flags.get("host", "127.0.0.1"))
@@ -74,7 +78,7 @@ class WorkerProcess(ClusterProcess):
                 argv.append(f"--{name_of_flag}" if value else f"--no-{name_of_flag}")
             else:
                 argv += [f"--{name_of_flag}", str(value)]
-        super().__init__(name, argv, log, prefix)
+        super().__init__(name, argv, log, prefix, environ)
 
     def wait_ready(self) -> None:
         self.wait_until(self._is_serving, "serving")
@@ -155,12 +159,15 @@ class Cluster:
         self._idle_tasks: dict[str, float] = {}
         self.routers: list[RouterProcess] = []
         self._worker_flags = worker_flags
+        self.worker_environ: Mapping[str, str] = MappingProxyType({})
+        """Of the workers that are started from here on."""
 
     def worker(self, role: str, prefix: Sequence[str] = (), **flags: object) -> WorkerProcess:
         """Starts a worker; call `wait_ready` before its first use."""
         name = f"{role}-{sum(1 for worker in self.workers if worker.role == role)}"
         flags = {"model_path": self.model_path, "fabric_floor": 0, **self._worker_flags, **flags}
-        worker = WorkerProcess(role, name, self.run_dir / f"{name}.log", flags, prefix)
+        log = self.run_dir / f"{name}.log"
+        worker = WorkerProcess(role, name, log, flags, prefix, self.worker_environ)
         self.workers.append(worker)
         return worker
 

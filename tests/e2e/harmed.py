@@ -5,7 +5,7 @@ Deadlines of the fabric are short, so that a fault costs a second or so. See kvf
 
 from pathlib import Path
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import UCX_ALONE, Cluster
 
 ROLES = ("prefill", "prefill", "decode")
 
@@ -25,6 +25,7 @@ class HarmedCluster(Cluster):
             first_frame_timeout_s=4,
             transfer_timeout_s=1,
         )
+        self.worker_environ = UCX_ALONE
         self._plans = [run_dir / f"plan-{index}" for index in range(len(ROLES))]
         for index, role in enumerate(ROLES):
             self.worker(role, cores=index % 2, inject_faults=f"@{self._plans[index]}")

@@ -1,7 +1,8 @@
 """Workers and routers forked off a process that has loaded what they load: two seconds less each.
 
-`python -m tests.e2e.nursery` loads it. Then, for each JSON line on stdin, {"argv", "log"}, it forks
-a process that does what `python -m ARGV` would, on a log of its own. It prints {"born": pid}, and
+`python -m tests.e2e.nursery` loads it. Then, for each JSON line on stdin, {"argv", "log",
+"environ"}, it forks a process that does what `python -m ARGV` would, on a log of its own and with
+these in its environment. It prints {"born": pid}, and
 {"ended": pid, "status": n} when one has ended, as subprocess counts. All end with it, and it with
 stdin.
 
@@ -21,8 +22,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 MODULES = {"deploy.worker": "deploy.worker", "router": "router.__main__"}
@@ -80,10 +82,12 @@ class Nursery:
         self._statuses: dict[int, int] = {}
         self._unread = b""
 
-    def start(self, argv: Sequence[str], log: Path) -> Nursling:
+    def start(
+        self, argv: Sequence[str], log: Path, environ: Mapping[str, str] = MappingProxyType({})
+    ) -> Nursling:
         assert self._popen.stdin is not None
         with self._lock:
-            request = {"argv": list(argv), "log": str(log)}
+            request = {"argv": list(argv), "log": str(log), "environ": dict(environ)}
             self._popen.stdin.write(json.dumps(request).encode() + b"\n")
             self._popen.stdin.flush()
             pid = None
@@ -152,6 +156,7 @@ def main() -> None:
     request = _serve()
     if request is None:
         os._exit(0)  # to take apart all that is loaded would take a second
+    os.environ.update(request["environ"])
     _become(request["argv"], request["log"], nursery)
 
 

@@ -1,11 +1,13 @@
 """One process of a cluster under test: its log, its signals, and its end."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.e2e.nursery import Nursling, nursery
 
@@ -17,13 +19,20 @@ class ClusterProcess:
     """One process of the cluster, its log and its signals."""
 
     def __init__(
-        self, name: str, argv: Sequence[str], log: Path, prefix: Sequence[str] = ()
+        self,
+        name: str,
+        argv: Sequence[str],
+        log: Path,
+        prefix: Sequence[str] = (),
+        environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """What `python -m ARGV` is. `prefix`: a command that becomes it, such as `env`."""
+        """What `python -m ARGV` is. `prefix`: a command that becomes it, such as `ip netns exec`.
+        `environ`: what it has beside ours."""
         self.name = name
         self.log = log
         self._argv = argv
         self._prefix = prefix
+        self._environ = environ
         self._popen = self._start()
 
     @property
@@ -82,7 +91,8 @@ class ClusterProcess:
 
     def _start(self) -> "subprocess.Popen[bytes] | Nursling":
         if not self._prefix:
-            return nursery().start(self._argv, self.log)
+            return nursery().start(self._argv, self.log, self._environ)
         command = [*self._prefix, sys.executable, "-m", *self._argv]
         with self.log.open("ab") as output:
-            return subprocess.Popen(command, stdout=output, stderr=output)
+            environ = {**os.environ, **self._environ}
+            return subprocess.Popen(command, stdout=output, stderr=output, env=environ)

@@ -23,7 +23,7 @@ HERE, THERE = "198.18.7.1", "198.18.7.2"
 WIRE, FAR_WIRE, FAR_HOST = "baton-here", "baton-there", "baton-far"
 NUM_OUTPUTS = 8
 LENGTHS = (1, 17, 300)
-ONLY_TCP = ("env", "UCX_TLS=tcp")
+ONLY_TCP = {"UCX_TLS": "tcp"}
 """Memory of this machine could be shared between the namespaces; between hosts it cannot."""
 
 
@@ -56,7 +56,7 @@ def far_host() -> Iterator[tuple[str, ...]]:
     except subprocess.CalledProcessError as error:
         take_down()
         pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
-    yield (*ONLY_TCP, "ip", "netns", "exec", FAR_HOST)
+    yield ("ip", "netns", "exec", FAR_HOST)
     take_down()
 
 
@@ -70,9 +70,10 @@ class TwoHosts:
 @pytest.fixture
 def hosts(far_host: tuple[str, ...], tiny_llama: Path, tmp_path: Path) -> Iterator[TwoHosts]:
     cluster = Cluster(tmp_path, tiny_llama, dtype="float32", num_blocks=100, max_model_len=400)
+    cluster.worker_environ = ONLY_TCP
     try:
         cluster.worker("prefill", far_host, host=THERE, advertise_host=THERE, cores=0)
-        cluster.worker("decode", ONLY_TCP, host=HERE, advertise_host=HERE, cores=1)
+        cluster.worker("decode", host=HERE, advertise_host=HERE, cores=1)
         cluster.router()
         cluster.wait_ready()
         nbytes = ModelConfig.from_folder(tiny_llama).kv_token_nbytes(torch.float32)

@@ -1,4 +1,5 @@
-"""One cluster of each model for all tests of this folder."""
+"""One cluster of each model for all tests of this folder: KV goes by UCX alone in the one, and is
+read where it lies in the other (kvfabric/direct.py)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from engine.config import ModelConfig
-from tests.e2e.cluster import Cluster, RouterProcess
+from tests.e2e.cluster import UCX_ALONE, Cluster, RouterProcess
 from tests.e2e.equivalence.relay import CHUNK, MAX_MODEL_LEN, NUM_OUTPUTS, POOL_TOKENS, Relay
 from tests.e2e.reference import Reference
 
@@ -24,6 +25,8 @@ def relay(
         max_model_len=MAX_MODEL_LEN,
         token_budget=CHUNK,
     )
+    is_by_ucx = request.param == "tiny_llama"
+    cluster.worker_environ = UCX_ALONE if is_by_ucx else {}
     roles = [("prefill", 16), ("prefill", 64), ("decode", 16), ("decode", 64)]
     try:
         workers = {
@@ -35,7 +38,7 @@ def relay(
         expected = Reference(path, NUM_OUTPUTS)
         cluster.wait_ready()
         nbytes = ModelConfig.from_folder(path).kv_token_nbytes(torch.float32)
-        yield Relay(workers, cluster, expected, nbytes)
+        yield Relay(workers, cluster, expected, nbytes, is_by_ucx)
     finally:
         cluster.close()
 

@@ -21,3 +21,5 @@ class Relay:
     cluster: Cluster
     expected: Reference
     token_nbytes: int
+    is_by_ucx: bool
+    """KV; else it is read where it lies."""

@@ -55,6 +55,7 @@ async def test_relayed_tokens_are_those_of_transformers(
     )
     assert received == sum(LENGTHS)
     assert nbytes == sum(LENGTHS) * relay.token_nbytes
+    assert after.value("baton_fabric_transport", transport="cma") == (not relay.is_by_ucx)
     relay.cluster.assert_all_back()
 
 
