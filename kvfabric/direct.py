@@ -39,7 +39,7 @@ NOTE_PACKET = struct.Struct("<cQQ")
 MAX_WAITING = 1024
 """Messages of each kind that a peer may have sent to no receive; far more than ours ever does."""
 
-NOTICE_S = 0.01
+NOTICE_S = 0.05
 """From a peer's end to our saying so. The kernel tells of a killed process at once, and others who
 know it better, by its control connections, are to hear of it first, as they do of UCX's word."""
 
