@@ -157,8 +157,9 @@ async def test_requests_of_a_session_stay_together(
     async with fake_cluster(answer, num_prefills=4) as cluster:
         for fake in cluster.workers:
             tell(fake, FAST)
-        # Hard: a hiccup of a call here takes longer than computing these prompts would.
-        flags = {"prefill_at": "remote", "session_affinity": "hard"}
+        # Hard: a hiccup of a call here takes longer than computing these prompts would. And on a
+        # busy machine longer than the silence that other tests allow: a retry goes elsewhere.
+        flags = {"prefill_at": "remote", "session_affinity": "hard", "inactivity_s": 4.0}
         async with start_router(cluster, **flags) as running:
             everyone = running.router.workers.everyone
             await until(lambda: all(worker.is_ready for worker in everyone), timeout_s=20)
