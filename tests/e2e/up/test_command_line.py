@@ -107,6 +107,7 @@ def test_ctrl_c_ends_the_answer_and_then_the_program(up: Up) -> None:
     with terminal("chat", *where(up), "--max-tokens", "1500") as child:
         child.expect("> ")
         child.sendline(LONG)
+        child.expect_exact(f"{LONG}\r\n")  # as it was typed
         child.expect(r"\w+ \w+ \w+")
         child.expect(r"\w+\W+\w+\W+\w+")
         child.sendintr()
