@@ -15,7 +15,8 @@ from tests.e2e.up.cluster_up import ANSWER, QUESTION, Up
 pytestmark = pytest.mark.parametrize("up", ["disaggregated"], indirect=True)
 
 SYSTEM = "Be brief. Grüße 🎉"
-LONG = "Count from one to a thousand, in words, one by one."
+LONG = "Tell me a long story about a fox and a crow."
+"""The likeliest answer goes on beyond any patience; drawn ones may end at once."""
 
 
 def where(up: Up) -> list[str]:
@@ -104,11 +105,11 @@ def test_chat_answers_goes_on_and_explains(up: Up) -> None:
 
 
 def test_ctrl_c_ends_the_answer_and_then_the_program(up: Up) -> None:
-    with terminal("chat", *where(up), "--max-tokens", "1500") as child:
+    endless = ["--max-tokens", "1500", "--temperature", "0"]
+    with terminal("chat", *where(up), *endless) as child:
         child.expect("> ")
         child.sendline(LONG)
         child.expect_exact(f"{LONG}\r\n")  # as it was typed
-        child.expect(r"\w+ \w+ \w+")
         child.expect(r"\w+\W+\w+\W+\w+")
         child.sendintr()
         child.expect_exact("[…]")
