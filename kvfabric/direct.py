@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 
 from kvfabric.errors import BadFrame, FabricError, PeerLost
+from kvfabric.tasks import end
 from kvfabric.transport import Channel
 
 NAME_NBYTES = 16
@@ -75,7 +76,7 @@ class Direct(ABC):
         self._loop.add_reader(self._socket, self._on_readable)
 
     def send(self, channel: Channel, message: bytes | memoryview) -> asyncio.Future[None]:
-        sent = self._new_future()
+        sent: asyncio.Future[None] = self._loop.create_future()
         if self._socket is None:
             end(sent, _closed())
         elif channel is Channel.FRAMES:
@@ -85,7 +86,7 @@ class Direct(ABC):
         return sent
 
     def recv(self, channel: Channel, buffer: Buffer) -> asyncio.Future[None]:
-        received = self._new_future()
+        received: asyncio.Future[None] = self._loop.create_future()
         if self._socket is None:
             end(received, _closed())
         elif channel is Channel.FRAMES:
@@ -111,11 +112,11 @@ class Direct(ABC):
     def _pending(self) -> tuple[Posted, ...]:
         return (self._hearing,)
 
-    @abstractmethod
-    def _send_frame(self, message: bytes | memoryview, sent: asyncio.Future[None]) -> None: ...
+    def _send_frame(self, message: bytes | memoryview, sent: asyncio.Future[None]) -> None:
+        end(sent, PeerLost("frames come from the side that connects"))
 
-    @abstractmethod
-    def _recv_frame(self, buffer: Buffer, received: asyncio.Future[None]) -> None: ...
+    def _recv_frame(self, buffer: Buffer, received: asyncio.Future[None]) -> None:
+        end(received, PeerLost("frames come from the side that connects"))
 
     @abstractmethod
     def _on_packet(self, packet: bytes) -> bool:
@@ -163,21 +164,6 @@ class Direct(ABC):
             return False
         return True
 
-    def _new_future(self) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = self._loop.create_future()
-        future.add_done_callback(_retrieve)
-        return future
-
-
-def end(future: asyncio.Future[None], error: FabricError | None = None) -> None:
-    """An operation is over; whoever waited for it may have left."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-
 
 def new_socket() -> socket.socket:
     """Keeps packets apart, and tells of a peer's end."""
@@ -195,9 +181,3 @@ def credentials(connected: socket.socket) -> tuple[int, int]:
 
 def _closed() -> FabricError:
     return PeerLost("the connection is closed")
-
-
-def _retrieve(future: asyncio.Future[None]) -> None:
-    """An abandoned operation that failed is no news."""
-    if not future.cancelled():
-        future.exception()

@@ -21,11 +21,11 @@ from kvfabric.direct import (
     Direct,
     Posted,
     credentials,
-    end,
     new_socket,
 )
 from kvfabric.errors import BadFrame, FabricError, PeerLost
 from kvfabric.peer_memory import read_memory
+from kvfabric.tasks import end
 
 _unreadable: set[int] = set()
 """Processes that are there, and whose frames could not be read: they go over UCX next time."""
@@ -71,9 +71,6 @@ class DirectReceiver(Direct):
 
     def _pending(self) -> tuple[Posted, ...]:
         return (*super()._pending(), self._posted)
-
-    def _send_frame(self, message: bytes | memoryview, sent: asyncio.Future[None]) -> None:
-        end(sent, PeerLost("frames come from the side that connects"))
 
     def _recv_frame(self, buffer: Buffer, received: asyncio.Future[None]) -> None:
         self._posted.append((buffer, received))

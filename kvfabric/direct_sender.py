@@ -13,15 +13,14 @@ from kvfabric.direct import (
     NOTE,
     NOTE_PACKET,
     TAKEN,
-    Buffer,
     Direct,
     Posted,
     credentials,
-    end,
     new_socket,
 )
 from kvfabric.errors import PeerLost
 from kvfabric.peer_memory import address_of
+from kvfabric.tasks import end
 
 
 class DirectSender(Direct):
@@ -82,9 +81,6 @@ class DirectSender(Direct):
         buffer = memoryview(bytearray(there)) if there.readonly else there
         self._lying.append((buffer, sent))
         self._say(NOTE_PACKET.pack(NOTE, address_of(buffer), len(buffer)))
-
-    def _recv_frame(self, buffer: Buffer, received: asyncio.Future[None]) -> None:
-        end(received, PeerLost("frames come from the side that connects"))
 
     def _on_packet(self, packet: bytes) -> bool:
         if packet != TAKEN or not self._lying:

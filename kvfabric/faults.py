@@ -26,6 +26,7 @@ from pathlib import Path
 from kvfabric.control import Abort, Hello, Offer, Paced, Recall, Refused, Welcome, decode_control
 from kvfabric.errors import PeerLost
 from kvfabric.frame import FrameKind, read_frame
+from kvfabric.tasks import end
 from kvfabric.transport import Channel, Endpoint, Listener, OnEndpoint, Transport
 
 DEFAULT_SECONDS = 0.05
@@ -192,7 +193,7 @@ class _FaultyEndpoint(Endpoint):
             pump.cancel()
         for held in self._held.values():
             while held:
-                _fail(held.popleft().done)
+                end(held.popleft().done, PeerLost("the connection is closed"))
         self._inner.abort()
 
     @property
@@ -234,7 +235,7 @@ class _FaultyEndpoint(Endpoint):
                 await asyncio.get_running_loop().create_future()
             case Fault.KILL:
                 self._inner.abort()
-                _fail(held.done)
+                end(held.done, PeerLost("the connection is closed"))
 
     async def _let_one_pass(self, channel: Channel, seconds: float) -> None:
         held = self._held[channel]
@@ -260,19 +261,13 @@ class _FaultyEndpoint(Endpoint):
             if held.done.done():
                 return
             if sent.cancelled() or sent.exception() is not None:
-                _fail(held.done)
+                end(held.done, PeerLost("the connection is closed"))
             else:
                 held.done.set_result(None)
 
         if held.done.done():
             return
         self._inner.send(channel, message).add_done_callback(over)
-
-
-def _fail(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_exception(PeerLost("the connection is closed"))
-        done.exception()  # counts as retrieved: an abandoned operation is no news
 
 
 class FaultyTransport(Transport):

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from kvfabric.errors import BadFrame, FabricError, PeerLost
+from kvfabric.tasks import end
 from kvfabric.transport import Channel, Endpoint, Listener, OnEndpoint, Transport
 
 _EAGER_NBYTES = 8192
@@ -31,17 +32,7 @@ class _Posted:
     def resolve(self, error: FabricError | None = None) -> None:
         loop = self.done.get_loop()
         if not loop.is_closed():
-            loop.call_soon_threadsafe(_set, self.done, error)
-
-
-def _set(done: asyncio.Future[None], error: FabricError | None) -> None:
-    if done.done():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
-        done.exception()  # counts as retrieved: an abandoned operation is no news
+            loop.call_soon_threadsafe(end, self.done, error)
 
 
 class _Pipe:

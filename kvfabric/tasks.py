@@ -53,3 +53,14 @@ async def until_broken(
     except Exception as error:
         break_off(FabricError(f"a fault on this side: {error!r}"))
         raise
+
+
+def end(future: asyncio.Future[None], error: FabricError | None = None) -> None:
+    """An operation is over; whoever waited for it may have left. Of the future's loop."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+        future.exception()  # counts as retrieved: an abandoned operation is no news

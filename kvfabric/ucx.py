@@ -96,25 +96,23 @@ class _UCXEndpoint(Endpoint):
         self._loop = asyncio.get_running_loop()
         self._transports = endpoint_lanes(ep.ucp_endpoint)
         self._leave = _let_in(door, ep.ucp_endpoint)
-        self._direct = direct_end(
-            self._transports, os.environ.get("UCX_TLS", "all"), connects=door is None
-        )
-        self.direct = self._direct
+        tls = os.environ.get("UCX_TLS", "all")
+        self.direct = direct_end(self._transports, tls, connects=door is None)
         _wind()
 
     def send(self, channel: Channel, message: bytes | memoryview) -> asyncio.Future[None]:
-        if self._direct is not None and self._direct.is_on:
-            return self._direct.send(channel, message)
+        if self.direct is not None and self.direct.is_on:
+            return self.direct.send(channel, message)
         return self._watched(self._send(channel, message))
 
     def recv(self, channel: Channel, buffer: bytearray | memoryview) -> asyncio.Future[None]:
-        if self._direct is not None and self._direct.is_on:
-            return self._direct.recv(channel, buffer)
+        if self.direct is not None and self.direct.is_on:
+            return self.direct.recv(channel, buffer)
         return self._watched(self._recv(channel, buffer))
 
     def abort(self) -> None:
-        if self._direct is not None:
-            self._direct.close()
+        if self.direct is not None:
+            self.direct.close()
         ep, self._ep = self._ep, None
         if ep is not None:
             leave = self._leave
@@ -123,7 +121,7 @@ class _UCXEndpoint(Endpoint):
 
     @property
     def transports(self) -> tuple[str, ...]:
-        if self._direct is not None and self._direct.is_on:
+        if self.direct is not None and self.direct.is_on:
             return ("cma", *self._transports)
         return self._transports
 

@@ -24,23 +24,11 @@ from runtime.grammar import (
     of_json_schema,
     of_regex,
 )
-from tests.router.model_folder import byte_fallback_tokenizer, byte_level_tokenizer
+from tests.router.model_folder import byte_fallback_tokenizer
 
 END = 1  # <|im_end|>
 MAX_STEPS = 20_000
 Decode = Callable[[Iterable[int]], str]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("vocabulary")
-    byte_level_tokenizer().save(str(path / "tokenizer.json"))
-    return path
-
-
-@pytest.fixture(scope="module")
-def vocabulary(folder: Path) -> Vocabulary:
-    return Vocabulary.from_folder(folder, 333, [END])  # more rows than the tokenizer has tokens
 
 
 @pytest.fixture(scope="module")

@@ -9,21 +9,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from runtime.grammar import Grammar, GrammarError, Vocabulary, composed, of_choices, of_ebnf
 from tests.router.bombs import NO_BOMBS
-from tests.router.model_folder import byte_level_tokenizer
 
 END = 1
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("vocabulary")
-    byte_level_tokenizer().save(str(path / "tokenizer.json"))
-    return path
-
-
-@pytest.fixture(scope="module")
-def vocabulary(folder: Path) -> Vocabulary:
-    return Vocabulary.from_folder(folder, 333, [END])
 
 
 def may_come(grammar: Grammar) -> set[int]:
