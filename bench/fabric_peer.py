@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--slot-nbytes", type=int, required=True)
     parser.add_argument("--checksum", type=int, required=True)
     args = parser.parse_args()
-    fabric = open_fabric(args.slot_nbytes, generation=2, checksum=bool(args.checksum))
+    fabric = open_fabric(args.slot_nbytes, generation=os.getpid(), checksum=bool(args.checksum))
     bare = _BareSender(args.slot_nbytes)
     for line in sys.stdin:
         command = json.loads(line)
