@@ -1,8 +1,12 @@
-"""Waiting for something outside the process, with a deadline and without ending it."""
+"""Waiting for something outside the process, with a deadline and without ending it.
+
+Timers are few: there are thousands of operations a second, and hardly one is ever late.
+"""
 
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TypeVar
 
 from kvfabric.errors import DeadlineExceeded
@@ -13,8 +17,8 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """Of many operations, for each as long. They have one timer together, for there are thousands
-    a second and hardly one is ever late. Belongs to one event loop."""
+    """Of many operations, for each as long. They have one timer together. Belongs to one event
+    loop."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -47,6 +51,52 @@ class Deadline:
             _end(self._waits.popleft()[1])
         due = self._waits[0][0] if self._waits else None
         self._timer = None if due is None else self._loop.call_at(due, self._look)
+
+
+class Alarm:
+    """Rings once when its time has come. To put it off costs next to nothing, and is what happens
+    to it thousands of times a second: its timer finds out when it goes off too early. Belongs to
+    one event loop."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._loop = asyncio.get_running_loop()
+        self._due_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+
+    def set(self, seconds: float) -> None:
+        """From now, whatever was set before."""
+        if self._is_over:
+            return
+        self._due_s = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._due_s:
+            self._arm(self._due_s)
+
+    def stop(self) -> None:
+        """It may be set again."""
+        self._due_s = None
+
+    def cancel(self) -> None:
+        """For good."""
+        self._is_over, self._due_s = True, None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._due_s is None:
+            return
+        if self._loop.time() < self._due_s:
+            self._arm(self._due_s)
+        else:
+            self._due_s = None
+            self._ring()
 
 
 def _end(over: asyncio.Future[None]) -> None:

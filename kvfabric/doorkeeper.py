@@ -14,7 +14,7 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fcntl import ioctl
 from termios import FIONREAD
@@ -49,13 +49,10 @@ class Doorkeeper:
         self._thread = threading.Thread(target=self._run, name="ucx-door", daemon=True)
         self._thread.start()
 
-    def admit(self, peer: Peer) -> None:
-        """The fabric speaks with it."""
+    def admit(self, peer: Peer) -> Callable[[], None]:
+        """The fabric speaks with it, until what is returned is called."""
         self._admitted.add(peer)
-
-    def dismiss(self, peer: Peer) -> None:
-        """It does no longer."""
-        self._admitted.discard(peer)
+        return lambda: self._admitted.discard(peer)
 
     def close(self) -> None:
         """Waits for a look that is under way: milliseconds. Again does nothing."""

@@ -10,12 +10,13 @@
 Belongs to the fabric's loop. Knows no slots and no wire.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvfabric.control import AbortReason
+from kvfabric.deadline import Alarm
 from kvfabric.errors import BadFrame, DeadlineExceeded, FabricError, TransferAborted
 from kvfabric.frame import FrameHeader, TransferId
 from kvfabric.ticket import NOTHING, FrameSink, KVShape, ReceiveReport, Span, Ticket, around
@@ -43,7 +44,9 @@ class Incoming:
     install: Span = NOTHING
     first_frame_ns: int = 0
     alive: bool = True
-    deadline: asyncio.TimerHandle | None = field(default=None, repr=False)
+    alarm: Alarm | None = field(default=None, repr=False)
+    awaited: tuple[float, str] = 0.0, ""
+    """For how many seconds, and what, before the alarm rings."""
 
     def installed(self, frame: Span) -> None:
         """A frame, in that time."""
@@ -74,7 +77,7 @@ class IncomingTransfers:
         transfer = Transfer(ticket.first_token, ticket.num_tokens, shape, ticket.codecs)
         incoming = Incoming(ticket.transfer_id, transfer, sink, ticket.owner)
         self._by_id[ticket.transfer_id] = incoming
-        self._set_deadline(incoming, self._first_frame_timeout_s, "the first frame")
+        self._await(incoming, self._first_frame_timeout_s, "the first frame")
 
     def forget(self, transfer_id: TransferId) -> None:
         incoming = self._by_id.get(transfer_id)
@@ -111,7 +114,7 @@ class IncomingTransfers:
     def touch(self, incoming: Incoming) -> None:
         """A sign of life."""
         if incoming.alive:
-            self._set_deadline(incoming, self._transfer_timeout_s, "the next frame")
+            self._await(incoming, self._transfer_timeout_s, "the next frame")
 
     def committed_if_complete(self, incoming: Incoming) -> bool:
         """Whether it is, now."""
@@ -168,13 +171,15 @@ class IncomingTransfers:
     def _remove(self, incoming: Incoming) -> None:
         del self._by_id[incoming.transfer_id]
         incoming.alive = False
-        if incoming.deadline is not None:
-            incoming.deadline.cancel()
-            incoming.deadline = None
+        if incoming.alarm is not None:
+            incoming.alarm.cancel()
 
-    def _set_deadline(self, incoming: Incoming, seconds: float, what: str) -> None:
-        if incoming.deadline is not None:
-            incoming.deadline.cancel()
-        error = DeadlineExceeded(f"{what} did not come in {seconds:g} s")
-        loop = asyncio.get_running_loop()
-        incoming.deadline = loop.call_later(seconds, self.lose, incoming, error)
+    def _await(self, incoming: Incoming, seconds: float, what: str) -> None:
+        if incoming.alarm is None:
+            incoming.alarm = Alarm(partial(self._late, incoming))
+        incoming.awaited = seconds, what
+        incoming.alarm.set(seconds)
+
+    def _late(self, incoming: Incoming) -> None:
+        seconds, what = incoming.awaited
+        self.lose(incoming, DeadlineExceeded(f"{what} did not come in {seconds:g} s"))

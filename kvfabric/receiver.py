@@ -34,7 +34,7 @@ from kvfabric.control import (
     decode_control,
     encode_control,
 )
-from kvfabric.deadline import settled
+from kvfabric.deadline import Alarm, settled
 from kvfabric.errors import (
     BadFrame,
     ChecksumMismatch,
@@ -85,8 +85,7 @@ class Reception:
         self._counters = counters
         self._offer_timeout_s = offer_timeout_s
         self._install_timeout_s = install_timeout_s
-        self._clock = asyncio.get_running_loop().time
-        self._last_frame_s = 0.0  # when the last one came
+        self._silence = Alarm(self._fell_silent)  # of a peer that has frames on offer
         self._pace = pace
         self._is_paced = False  # as the peer knows
         self._peer = 0  # generation of the sending process: its connections share one cap
@@ -111,6 +110,7 @@ class Reception:
         except FabricError as refusal:
             error = refusal
         self.endpoint.abort()
+        self._silence.cancel()
         loops.cancel()
         self._incoming.lose_connection(self, error)
         await loops.join(self._install_timeout_s)
@@ -157,6 +157,8 @@ class Reception:
                 await pace.turn()
             slot = await self._slots.acquire(self._peer)
             self._owed -= 1
+            if not self._num_posted:
+                self._silence.set(self._offer_timeout_s)
             self._num_posted += 1
             received = self.endpoint.recv(Channel.FRAMES, slot.message)
             take = self._take(slot, received)
@@ -164,10 +166,7 @@ class Reception:
 
     async def _take(self, slot: Slot, received: asyncio.Future[None]) -> None:
         try:
-            try:
-                await self._arrived(received)
-            finally:
-                self._num_posted -= 1
+            await self._arrived(received)
             header = read_frame(slot.message)
             if self._is_new(header.number):
                 await self._handle(header, slot)
@@ -179,16 +178,18 @@ class Reception:
             self._slots.release(slot)
 
     async def _arrived(self, received: asyncio.Future[None]) -> None:
-        """Frames come in the order of the receives: each has its time from the one before it."""
-        posted_s = self._clock()
-        while not received.done():
-            due_s = max(posted_s, self._last_frame_s) + self._offer_timeout_s
-            if (left_s := due_s - self._clock()) <= 0:
-                told = f"offered frames, and sent none for {self._offer_timeout_s:g} s"
-                raise DeadlineExceeded(told)
-            await asyncio.wait((received,), timeout=left_s)
-        self._last_frame_s = self._clock()
-        received.result()
+        try:
+            await received
+        finally:
+            self._num_posted -= 1
+            if self._num_posted:  # each has its time from the one before it
+                self._silence.set(self._offer_timeout_s)
+            else:
+                self._silence.stop()
+
+    def _fell_silent(self) -> None:
+        told = f"offered frames, and sent none for {self._offer_timeout_s:g} s"
+        self.break_off(DeadlineExceeded(told))
 
     def _is_new(self, number: int) -> bool:
         if number in self._numbers:

@@ -93,6 +93,14 @@ def scheme_of(address: str) -> str:
     return address.partition("://")[0]
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `ucx://host:port`. Raises `FabricError`."""
+    host, _, port = address.removeprefix("ucx://").rpartition(":")
+    if not host or not port.isdecimal() or int(port) >= 1 << 16:
+        raise FabricError(f"{address!r} is not ucx://host:port")
+    return host, int(port)
+
+
 def open_transport(address: str, faults: "FaultPlan | None" = None) -> Transport:
     """The transport for a URI, harmed as `faults` says. Imports are late: UCX must not be touched
     by who needs none."""

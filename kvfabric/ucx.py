@@ -4,10 +4,11 @@ UCX is one context, one progress thread and one notifier thread per process, bou
 loop. `UCXTransport`s of one loop share it; the last one to close takes it down, without which the
 process would hang at exit. Never fork after this module is imported: spawn.
 
-Five things here are not what ucxx does by itself:
-- A cancelled send returns normally from ucxx. Here it fails with `PeerLost`.
+Six things here are not what ucxx does by itself:
+- Operations are asked of the layer below its coroutines: a future each, instead of two tasks.
 - A cancelled wait would drop the buffer that UCX still writes to. Here the operation keeps it.
 - Its progress thread sleeps for long when there is nothing to do (ucx_clock.py).
+- The ends of operations come to the loop by a shorter way (ucx_notifier.py).
 - `abort` waits for UCX in a thread: the loop that carries everyone's frames must not.
 - UCX keeps whoever connects to its listener and says nothing sensible, at worst at the cost of a
   core: strangers are reset (doorkeeper.py).
@@ -20,7 +21,7 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -37,13 +38,25 @@ os.environ.setdefault("UCX_LOG_FILE", "stderr")
 os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
 
 import ucxx
+from ucxx._lib.arr import Array
+from ucxx._lib_async.utils import hash64bits
+from ucxx.types import Tag, TagMaskFull
 
 from kvfabric.direct_end import direct_end
 from kvfabric.doorkeeper import Doorkeeper
 from kvfabric.errors import BadFrame, DeadlineExceeded, FabricError, PeerLost
-from kvfabric.transport import Channel, Endpoint, Listener, OnEndpoint, Transport
+from kvfabric.tasks import end
+from kvfabric.transport import (
+    Channel,
+    Endpoint,
+    Listener,
+    OnEndpoint,
+    Transport,
+    split_address,
+)
 from kvfabric.ucx_clock import IDLE_MS, Clock, signaller
 from kvfabric.ucx_lanes import endpoint_lanes, endpoint_peer, libucp
+from kvfabric.ucx_notifier import Notifier
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +70,7 @@ class _Context:
     users = 0
     closer: ThreadPoolExecutor | None = None
     clock: Clock | None = None
+    notifier: Notifier | None = None
 
 
 def _clock() -> Clock | None:
@@ -68,6 +82,14 @@ def _clock() -> Clock | None:
     worker.stop_progress_thread()
     worker.start_progress_thread(polling_mode=False, epoll_timeout=IDLE_MS)
     return Clock(wake)
+
+
+def _notifier() -> Notifier:
+    """Instead of ucxx's own."""
+    context = ucxx.core._get_ctx()
+    context.worker.stop_request_notifier_thread()
+    context.stop_notifier_thread()
+    return Notifier(context.worker)
 
 
 def _wind() -> None:
@@ -95,7 +117,10 @@ class _UCXEndpoint(Endpoint):
         self._closer = closer
         self._loop = asyncio.get_running_loop()
         self._transports = endpoint_lanes(ep.ucp_endpoint)
-        self._leave = _let_in(door, ep.ucp_endpoint)
+        peer = None if door is None else endpoint_peer(ep.ucp_endpoint)
+        self._leave = door.admit(peer) if door is not None and peer is not None else lambda: None
+        self._send_tags = {channel: _tag(ep, "msg_send", channel) for channel in Channel}
+        self._recv_tags = {channel: _tag(ep, "msg_recv", channel) for channel in Channel}
         tls = os.environ.get("UCX_TLS", "all")
         self.direct = direct_end(self._transports, tls, connects=door is None)
         _wind()
@@ -103,12 +128,17 @@ class _UCXEndpoint(Endpoint):
     def send(self, channel: Channel, message: bytes | memoryview) -> asyncio.Future[None]:
         if self.direct is not None and self.direct.is_on:
             return self.direct.send(channel, message)
-        return self._watched(self._send(channel, message))
+        sent = self._post("tag_send", message, self._send_tags[channel])
+        if (clock := _Context.clock) is not None:
+            clock.begin()
+            sent.add_done_callback(lambda _: clock.end())
+        return sent
 
     def recv(self, channel: Channel, buffer: bytearray | memoryview) -> asyncio.Future[None]:
         if self.direct is not None and self.direct.is_on:
             return self.direct.recv(channel, buffer)
-        return self._watched(self._recv(channel, buffer))
+        _wind()  # it may be there for long: only its submission is ours to hurry
+        return self._post("tag_recv", buffer, self._recv_tags[channel], TagMaskFull)
 
     def abort(self) -> None:
         if self.direct is not None:
@@ -125,58 +155,36 @@ class _UCXEndpoint(Endpoint):
             return ("cma", *self._transports)
         return self._transports
 
-    def _watched(self, operation: Any) -> asyncio.Future[None]:
-        """Starts in the order of the calls, for tasks start in the order of their creation.
-        Shielded: to await the future and be cancelled must not end the task, and with it the
-        only hold on a buffer of which UCX knows nothing but the address."""
-        task: asyncio.Task[None] = self._loop.create_task(operation)
-        future = asyncio.shield(task)
-        task.add_done_callback(_retrieve)
-        future.add_done_callback(_retrieve)
-        return future
-
-    async def _send(self, channel: Channel, message: bytes | memoryview) -> None:
-        if self._ep is None:
-            raise PeerLost("the connection is closed")
-        try:
-            with _under_way():
-                await self._ep.send(message, tag=int(channel))
-        except ucxx.exceptions.UCXError as error:
-            reason = str(error)
-        else:
-            if self._ep is not None and self._ep.alive:
-                return
-            reason = "send cancelled"
-        raise PeerLost(reason)
-
-    async def _recv(self, channel: Channel, buffer: bytearray | memoryview) -> None:
-        if self._ep is None:
-            raise PeerLost("the connection is closed")
-        _wind()  # it may be there for long: only its submission is ours to hurry
-        try:
-            await self._ep.recv(buffer, tag=int(channel))
-        except ucxx.exceptions.UCXMessageTruncatedError as error:
-            failure: FabricError = BadFrame(f"longer than {len(buffer)} bytes: {error}")
-        except ucxx.exceptions.UCXError as error:
-            failure = PeerLost(str(error))
-        else:
-            return
-        raise failure
+    def _post(
+        self, operation: str, buffer: bytearray | memoryview | bytes, *tag: Any
+    ) -> asyncio.Future[None]:
+        """Operations start in the order of the calls. UCX knows no more of a buffer than where it
+        is: the operation keeps it until its end, whoever has left meanwhile."""
+        posted: asyncio.Future[None] = self._loop.create_future()
+        if self._ep is None or not self._ep.alive:
+            end(posted, PeerLost("the connection is closed"))
+            return posted
+        request = getattr(self._ep._ep, operation)(Array(buffer), *tag)
+        request.future.add_done_callback(partial(_ended, posted, request, buffer))
+        return posted
 
 
-def _let_in(door: Doorkeeper | None, ucp_endpoint: int) -> Callable[[], None]:
-    """Until what is returned is called."""
-    peer = endpoint_peer(ucp_endpoint) if door is not None else None
-    if door is None or peer is None:
-        return lambda: None
-    door.admit(peer)
-    return partial(door.dismiss, peer)
+def _ended(
+    posted: asyncio.Future[None], request: Any, buffer: Sized, ended: asyncio.Future[Any]
+) -> None:
+    """As UCX says; `request` and `buffer` were held until now."""
+    match ended.exception():
+        case None:
+            end(posted)
+        case ucxx.exceptions.UCXMessageTruncatedError() as error:
+            end(posted, BadFrame(f"longer than {len(buffer)} bytes: {error}"))
+        case error:
+            end(posted, PeerLost(str(error)))
 
 
-def _retrieve(future: asyncio.Future[None]) -> None:
-    """An abandoned operation that failed is no news."""
-    if not future.cancelled():
-        future.exception()
+def _tag(ep: Any, way: str, channel: Channel) -> Any:
+    """What ucxx's own `send` and `recv` make of `tag=int(channel)`."""
+    return Tag(hash64bits(ep._tags[way], hash(int(channel))))
 
 
 class _UCXListener(Listener):
@@ -213,6 +221,7 @@ class UCXTransport(Transport):
                 enable_delayed_submission=True,  # else this thread spins on UCX's lock: 2x the CPU
             )
             _Context.clock = _clock()
+            _Context.notifier = _notifier()
             _Context.loop = loop
             _Context.closer = ThreadPoolExecutor(1, thread_name_prefix="ucx-closer")
         _Context.users += 1
@@ -283,13 +292,7 @@ class UCXTransport(Transport):
 
 
 def _reset() -> None:
-    """The notifier thread is told to end: ucxx itself lets it find out, once a second."""
-    ucxx.core._get_ctx().worker.stop_request_notifier_thread()
+    notifier, _Context.notifier = _Context.notifier, None
+    if notifier is not None:
+        notifier.stop()
     ucxx.reset()
-
-
-def split_address(address: str) -> tuple[str, int]:
-    host, _, port = address.removeprefix("ucx://").rpartition(":")
-    if not host or not port.isdecimal() or int(port) >= 1 << 16:
-        raise FabricError(f"{address!r} is not ucx://host:port")
-    return host, int(port)

@@ -94,9 +94,9 @@ def test_a_peer_is_left_alone_until_it_is_none_any_more(
 ) -> None:
     caller = listener.caller(b"unread")
     peer = Peer(*caller.getsockname())
-    door.admit(peer)
+    dismiss = door.admit(peer)
     assert not is_reset(caller, 3 * MAX_LOOKS * LOOK_S)
-    door.dismiss(peer)
+    dismiss()
     assert is_reset(caller)
 
 

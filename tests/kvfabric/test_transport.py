@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvfabric.errors import BadFrame, DeadlineExceeded, FabricError, PeerLost
-from kvfabric.transport import Channel, Endpoint, Transport, open_transport
-from kvfabric.ucx import split_address
+from kvfabric.transport import Channel, Endpoint, Transport, open_transport, split_address
 from tests.kvfabric.rig import SECONDS, listen_address, no_tasks_left
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("ucx_stays_up")]
