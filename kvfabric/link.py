@@ -48,14 +48,10 @@ from kvfabric.stats import FabricCounters
 from kvfabric.tasks import TaskSet, until_broken
 from kvfabric.transport import Channel, Endpoint, Transport
 from kvfabric.turns import Turns
-from kvfabric.wire_window import WireWindow
+from kvfabric.wire_window import ON_WIRE, WireWindow
 
 WINDOW = 4
 """Frames under way on one connection: being packed, packed, or on the wire."""
-
-ON_WIRE = 2
-"""Of those, handed to the network and not yet received: one moves, the next is ready to. It is also
-what a short transfer finds before it, however much a long one has to send."""
 
 OF_ONE_TRANSFER = 3
 """Of `WINDOW`: the rest is for one that comes later, to be packed while these are on their way."""
@@ -137,6 +133,7 @@ class Link:
             self.endpoint.abort()
         for outgoing in tuple(self._transfers.values()):
             outgoing.fail(error, tell_peer=False)
+        self._wire.close()
 
     async def run(self, transport: Transport, hello: Hello) -> None:
         """Returns when the connection is gone and its last slot is free again."""
@@ -205,24 +202,31 @@ class Link:
         """Fills and sends one popped frame. Not cancelled: its slot is written or read by others
         until it ends."""
         slot.owner = outgoing.ticket.owner
+        posted_s = 0.0
+
+        def post() -> asyncio.Future[None]:
+            nonlocal posted_s
+            posted_s = self._clock()
+            sent = endpoint.send(Channel.FRAMES, message)
+            outgoing.posted()
+            self._changed.set()  # COMMIT waits for this
+            return sent
+
+        sent = None
         try:
             outgoing.transports = endpoint.transports
             number, link_speed = self._next_number(), self.speed.nbytes_per_s
             message = await outgoing.fill(frame, slot, number, link_speed)
-            if frame is not None:  # COMMIT is next to nothing, and all that a transfer lacks
-                await self._wire.enter(outgoing, len(message) - message_nbytes(0))
+            if frame is None:  # COMMIT is next to nothing, and all that a transfer lacks
+                sent = post()
+            else:
+                sent = await self._wire.post(outgoing, len(message) - message_nbytes(0), post)
         except FabricError as error:
             outgoing.fail(error)
             outgoing.not_posted()
             self._credit += 1  # offered and not sent: the next frame, or VOID, takes its place
-            sent = None
         else:
-            sent = endpoint.send(Channel.FRAMES, message)
-            outgoing.posted()
-            self._changed.set()  # COMMIT waits for this
-            await self._delivered(sent, outgoing, frame, len(message))
-            if frame is not None:
-                self._wire.leave()
+            await self._delivered(sent, outgoing, posted_s, None if frame is None else len(message))
         if sent is None or await settled(sent, self._send_timeout_s):
             self._slots.release(slot)
         self._window.release()
@@ -230,13 +234,9 @@ class Link:
         self._changed.set()
 
     async def _delivered(
-        self,
-        sent: asyncio.Future[None],
-        outgoing: Outgoing,
-        frame: FrameRange | None,
-        nbytes: int,
+        self, sent: asyncio.Future[None], outgoing: Outgoing, posted_s: float, nbytes: int | None
     ) -> None:
-        posted_s = self._clock()
+        """`nbytes` of the message, if it is a frame of KV."""
         try:
             await self._sending.within(sent, self._what)
         except DeadlineExceeded as error:
@@ -245,7 +245,7 @@ class Link:
         except FabricError as error:
             self.break_off(error)
         else:
-            if frame is not None:
+            if nbytes is not None:
                 self.speed.received(nbytes, posted_s, self._clock())
                 self._counters.sent_frames += 1
                 self._counters.sent_nbytes += nbytes - message_nbytes(0)
