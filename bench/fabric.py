@@ -1,6 +1,7 @@
 """How fast the fabric is, beside what it stands on.
 
     python -m bench.fabric [--transport shm|tcp] [--sizes 256KiB,8MiB,64MiB] [--reps 15]
+    python -m bench.fabric --link-gbit 10    # TCP between two network namespaces
 
 Prints the physical ceilings first (one thread's memcpy), then, for each transfer size, between the
 same kind of two processes and in turn:
@@ -25,11 +26,13 @@ import json
 import os
 import statistics
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from bench.fabric_ceiling import memcpy_gbps, perftest_gbps
 from bench.fabric_peer import Peer, Receiving
+from bench.limited_link import LOOPBACK, Link, NotPermitted, limited_link
 from bench.relay import Pair, median
 from bench.relay_peer import Setting, Shape
 from engine.kv_codec import Codec
@@ -94,7 +97,9 @@ def parse_size(text: str) -> int:
     return int(text)
 
 
-def measure(receiving: Receiving, peers: dict[str, Peer], nbytes: int, reps: int) -> Row:
+def measure(
+    receiving: Receiving, peers: dict[str, Peer], nbytes: int, reps: int, link: Link
+) -> Row:
     ship: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     whole: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     for rep in range(reps + 2):
@@ -104,8 +109,11 @@ def measure(receiving: Receiving, peers: dict[str, Peer], nbytes: int, reps: int
                 ship[variant].append(ship_ns / 1e3)
                 whole[variant].append(whole_ns / 1e3)
     count = _iterations(nbytes)
-    perftest = perftest_gbps(nbytes, count), perftest_gbps(nbytes, count, notices_failure=True)
-    return Row(nbytes, _medians(ship), _medians(whole), *perftest)
+    perftest, perftest_e = (
+        perftest_gbps(nbytes, count, notices_failure=notices, link=link)
+        for notices in (False, True)
+    )
+    return Row(nbytes, _medians(ship), _medians(whole), perftest, perftest_e)
 
 
 def _medians(times: dict[str, list[float]]) -> dict[str, float]:
@@ -117,22 +125,23 @@ def _iterations(nbytes: int) -> int:
 
 
 def ship_rows(
-    transport: str, sizes: Sequence[int], slot_nbytes: int, reps: int
+    transport: str, sizes: Sequence[int], slot_nbytes: int, reps: int, link: Link
 ) -> tuple[list[Row], Any]:
-    receiving = Receiving(slot_nbytes)
+    receiving = Receiving(slot_nbytes, link.here)
     plain, checked = (
-        Peer(slot_nbytes, checksum=checksum, tls=UCX_TLS[transport]) for checksum in (False, True)
+        Peer(slot_nbytes, checksum=checksum, tls=UCX_TLS[transport], link=link)
+        for checksum in (False, True)
     )
-    ucx = Peer(slot_nbytes, checksum=False, tls=UCX_ALONE[transport])
+    ucx = Peer(slot_nbytes, checksum=False, tls=UCX_ALONE[transport], link=link)
     peers = {"bare": plain, "fabric": plain, "fabric_checksum": checked, "fabric_ucx": ucx}
     try:
         print(f"{'`ship` alone':>12} | " + " | ".join(f"{v:<30}" for v in VARIANTS))
         columns = f"{'us':>8} {'GB/s':>6} {'ratio':>5} {'whole us':>8}"
         print(f"{'':>12} | " + " | ".join(columns for _ in VARIANTS) + " | perftest,   -e")
         rows = []
-        measure(receiving, peers, WARM_UP_NBYTES, reps=1)
+        measure(receiving, peers, WARM_UP_NBYTES, 1, link)
         for nbytes in sizes:
-            rows.append(measure(receiving, peers, nbytes, reps))
+            rows.append(measure(receiving, peers, nbytes, reps, link))
             print(rows[-1], flush=True)
         return rows, receiving.transports
     finally:
@@ -141,10 +150,13 @@ def ship_rows(
         receiving.close()
 
 
-def pipeline_rows(args: argparse.Namespace, sizes: Sequence[int]) -> list[dict[str, Any]]:
+def pipeline_rows(
+    args: argparse.Namespace, sizes: Sequence[int], link: Link
+) -> list[dict[str, Any]]:
     """Latency until the last of the transfers is committed; GB/s of raw KV, all together."""
     tokens = [max(1, nbytes // SHAPE.token_nbytes) for nbytes in sizes]
-    pair = Pair(Setting(SHAPE, max(tokens), parse_size(args.slot)))
+    setting = Setting(SHAPE, max(tokens), parse_size(args.slot))
+    pair = Pair(setting, (link.here, link.there), link.prefix)
     rows = []
     try:
         for codec in (Codec[name.upper()] for name in args.codecs.split(",")):
@@ -186,21 +198,37 @@ def main() -> None:
     parser.add_argument("--pipeline-reps", type=int, default=5, help="0: no pipeline")
     parser.add_argument("--codecs", default="raw,planes,int8")
     parser.add_argument("--concurrency", default="1,4", help="transfers at once")
+    parser.add_argument("--link-gbit", type=float, default=0, help="0: within this host")
     args = parser.parse_args()
-    sizes, slot_nbytes = [parse_size(s) for s in args.sizes.split(",")], parse_size(args.slot)
+    if args.link_gbit:
+        args.transport = "tcp"
     os.environ["UCX_TLS"] = UCX_TLS[args.transport]  # before UCX is first used, and inherited
-    memcpy, perftest = memcpy_gbps(), perftest_gbps(slot_nbytes)
+    try:
+        with limited_link(args.link_gbit) if args.link_gbit else nullcontext(LOOPBACK) as link:
+            print(json.dumps(_measured(args, link)))
+    except NotPermitted as error:
+        raise SystemExit(f"not measured: {error}") from error
+
+
+def _measured(args: argparse.Namespace, link: Link) -> dict[str, Any]:
+    sizes, slot_nbytes = [parse_size(s) for s in args.sizes.split(",")], parse_size(args.slot)
+    memcpy, perftest = memcpy_gbps(), perftest_gbps(slot_nbytes, link=link)
     print(f"ceiling: one thread copies {memcpy:.1f} GB/s")
+    if args.link_gbit:
+        print(f"ceiling: a link of {args.link_gbit:g} Gbit/s, {args.link_gbit / 8:.3f} GB/s")
     told = "none that listens" if perftest is None else f"{perftest:.2f} GB/s at {args.slot}"
     print(f"ceiling: ucx_perftest tag_bw -E sleep: {told}")
-    rows, transports = ship_rows(args.transport, sizes, slot_nbytes, args.reps)
+    rows, transports = ship_rows(args.transport, sizes, slot_nbytes, args.reps, link)
     print(f"transports in use: {', '.join(transports)}")
     pipeline = []
     if args.pipeline_reps:
-        pipeline = pipeline_rows(args, [parse_size(s) for s in args.pipeline_sizes.split(",")])
-    summary = {
+        pipeline = pipeline_rows(
+            args, [parse_size(s) for s in args.pipeline_sizes.split(",")], link
+        )
+    return {
         "bench": "fabric",
         "transport": args.transport,
+        "link_gbit": args.link_gbit,
         "transports_in_use": transports,
         "slot_nbytes": slot_nbytes,
         "memcpy_gbps": round(memcpy, 2),
@@ -208,7 +236,6 @@ def main() -> None:
         "rows": [row.told() for row in rows],
         "pipeline": pipeline,
     }
-    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

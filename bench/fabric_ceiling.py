@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.limited_link import LOOPBACK, Link
+
 
 def memcpy_gbps(nbytes: int = 64 << 20, reps: int = 9) -> float:
     """Best of some copies between two buffers larger than the caches; bytes copied, not moved."""
@@ -22,7 +24,11 @@ def memcpy_gbps(nbytes: int = 64 << 20, reps: int = 9) -> float:
 
 
 def perftest_gbps(
-    nbytes: int, iterations: int = 400, *, notices_failure: bool = False
+    nbytes: int,
+    iterations: int = 400,
+    *,
+    notices_failure: bool = False,
+    link: Link = LOOPBACK,
 ) -> float | None:
     """`ucx_perftest` of the wheel, sleeping like the fabric does; None where there is none.
     `notices_failure`: with endpoints that notice a peer's end, as ours must; UCX then copies twice
@@ -51,7 +57,11 @@ def perftest_gbps(
             if not _listens(port):
                 return None
             client = subprocess.run(
-                [*command, "127.0.0.1"], env=environment, capture_output=True, text=True, timeout=60
+                [*link.prefix, *command, link.here],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=60,
             )
         finally:
             server.kill()

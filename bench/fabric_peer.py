@@ -1,10 +1,10 @@
 """The two ends of the fabric benchmark: the receiving process, and the sending ones it starts.
 
-`python -m bench.fabric_peer --slot-nbytes N --checksum 0|1` is a sender: it reads one JSON command
-a line from stdin, does it, and answers with the nanoseconds from its first message handed to the
-network to the end of its last: of the fabric that is the stage `ship`. Bare ucxx runs on the loop
-of each process's fabric, because UCX serves one loop per process; so both have the same threads
-around them.
+`python -m bench.fabric_peer --slot-nbytes N --checksum 0|1 --host HOST` is a sender: it reads one
+JSON command a line from stdin, does it, and answers with the nanoseconds from its first message
+handed to the network to the end of its last: of the fabric that is the stage `ship`. Bare ucxx runs
+on the loop of each process's fabric, because UCX serves one loop per process; so both have the same
+threads around them.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.limited_link import LOOPBACK, Link
 from kvfabric.config import FabricConfig
 from kvfabric.errors import FabricError
 from kvfabric.fabric import Fabric
@@ -33,9 +34,9 @@ WINDOW = 4
 _START = struct.Struct("<Q")
 
 
-def open_fabric(slot_nbytes: int, *, generation: int, checksum: bool) -> Fabric:
+def open_fabric(slot_nbytes: int, *, host: str, generation: int, checksum: bool) -> Fabric:
     config = FabricConfig(
-        listen="ucx://127.0.0.1:0",
+        listen=f"ucx://{host}:0",
         fingerprint=FINGERPRINT,
         generation=generation,
         slot_nbytes=slot_nbytes,
@@ -86,10 +87,12 @@ class _Source:
 class Peer:
     """A sending process, as its parent sees it."""
 
-    def __init__(self, slot_nbytes: int, *, checksum: bool, tls: str | None = None) -> None:
+    def __init__(
+        self, slot_nbytes: int, *, checksum: bool, tls: str | None = None, link: Link = LOOPBACK
+    ) -> None:
         """`tls`: what UCX, and the fabric, may go over, if not as here."""
-        command = [sys.executable, "-m", "bench.fabric_peer", "--slot-nbytes", str(slot_nbytes)]
-        command += ["--checksum", str(int(checksum))]
+        command = [*link.prefix, sys.executable, "-m", "bench.fabric_peer", "--host", link.there]
+        command += ["--slot-nbytes", str(slot_nbytes), "--checksum", str(int(checksum))]
         pipe = subprocess.PIPE
         environment = {**os.environ, **({} if tls is None else {"UCX_TLS": tls})}
         self._process = subprocess.Popen(
@@ -114,9 +117,10 @@ class Peer:
 class Receiving:
     """The receiving process: a fabric, and a listener for bare ucxx beside it."""
 
-    def __init__(self, slot_nbytes: int) -> None:
+    def __init__(self, slot_nbytes: int, host: str = LOOPBACK.here) -> None:
+        self._host = host
         self._slot_nbytes = slot_nbytes
-        self._fabric = open_fabric(slot_nbytes, generation=1, checksum=True)
+        self._fabric = open_fabric(slot_nbytes, host=host, generation=1, checksum=True)
         self._bare = _BareReceiver(slot_nbytes)
         self._fabric.call(self._bare.listen()).result(SECONDS)
 
@@ -127,7 +131,8 @@ class Receiving:
     def one(self, variant: str, peer: Peer, nbytes: int) -> tuple[int, int]:
         """Nanoseconds of `ship` alone, and from the sender's decision to the receiver's end."""
         if variant == "bare":
-            peer.tell({"do": "bare", "port": self._bare.port, "nbytes": nbytes})
+            bare = {"do": "bare", "host": self._host, "port": self._bare.port, "nbytes": nbytes}
+            peer.tell(bare)
             took_ns = self._fabric.call(self._bare.receive(nbytes)).result(SECONDS)
             return peer.answer(), took_ns
         shape, num_tokens = shape_of(nbytes)
@@ -190,11 +195,11 @@ class _BareSender:
         self._ring = [np.ones(slot_nbytes, np.uint8) for _ in range(WINDOW)]
         self._endpoint: Any = None
 
-    async def send(self, port: int, nbytes: int, decided_ns: int) -> int:
+    async def send(self, host: str, port: int, nbytes: int, decided_ns: int) -> int:
         import ucxx
 
         if self._endpoint is None:
-            self._endpoint = await ucxx.create_endpoint("127.0.0.1", port)
+            self._endpoint = await ucxx.create_endpoint(host, port)
         began_ns = time.monotonic_ns()
         await windowed(self._endpoint.send, self._ring, nbytes)
         ended_ns = time.monotonic_ns()
@@ -234,13 +239,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.fabric_peer")
     parser.add_argument("--slot-nbytes", type=int, required=True)
     parser.add_argument("--checksum", type=int, required=True)
+    parser.add_argument("--host", required=True)
     args = parser.parse_args()
-    fabric = open_fabric(args.slot_nbytes, generation=os.getpid(), checksum=bool(args.checksum))
+    fabric = open_fabric(
+        args.slot_nbytes,
+        host=args.host,
+        generation=os.getpid(),
+        checksum=bool(args.checksum),
+    )
     bare = _BareSender(args.slot_nbytes)
     for line in sys.stdin:
         command = json.loads(line)
         if command["do"] == "bare":
-            sending = bare.send(command["port"], command["nbytes"], time.monotonic_ns())
+            where, now_ns = (command["host"], command["port"]), time.monotonic_ns()
+            sending = bare.send(*where, command["nbytes"], now_ns)
             print(fabric.call(sending).result(SECONDS), flush=True)
         else:
             print(ship(fabric, command), flush=True)

@@ -23,6 +23,9 @@ class Link:
     prefix: tuple[str, ...]
 
 
+LOOPBACK = Link("127.0.0.1", "127.0.0.1", ())
+
+
 class NotPermitted(Exception):
     """This machine, or this user, has no network namespaces."""
 
