@@ -63,6 +63,7 @@ def main() -> None:
         port=config.port,
         grace_s=config.shutdown_grace_s,
         head_timeout_s=config.head_timeout_s,
+        send_timeout_s=config.send_timeout_s,
         tls=http_tls,
     )
     gc.freeze()  # modules and vocabulary stay: a collection that walks them holds up every token

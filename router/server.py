@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from router.http_tls import HttpTLS
-from router.request_head import HeadTimeoutConfig
+from router.timed_connection import TimedConfig
 
 KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, or they race with our close
 
@@ -26,12 +26,14 @@ class RouterServer(uvicorn.Server):
         port: int,
         grace_s: float,
         head_timeout_s: float,
+        send_timeout_s: float,
         tls: HttpTLS | None = None,
     ) -> None:
         super().__init__(
-            HeadTimeoutConfig(
+            TimedConfig(
                 app,
                 head_timeout_s=head_timeout_s,
+                send_timeout_s=send_timeout_s,
                 host=host,
                 port=port,
                 ssl_certfile=tls.certificate if tls is not None else None,

@@ -102,6 +102,7 @@ def start_router(tokenizer: TextTokenizer) -> StartRouter:
             port=0,
             grace_s=0.3,
             head_timeout_s=config.head_timeout_s,
+            send_timeout_s=config.send_timeout_s,
             tls=tls[0] if tls is not None else None,
         )
         serving = asyncio.create_task(server.serve())

@@ -27,7 +27,9 @@ async def serve(folder: Path) -> None:
             worker.status.max_model_len = 1 << 16
         config = config_for(cluster, request_timeout_s=30.0, inactivity_s=5.0)
         app = build_app(config, tokenizer, CollectorRegistry())
-        server = RouterServer(app, host="127.0.0.1", port=0, grace_s=0.3, head_timeout_s=30)
+        server = RouterServer(
+            app, host="127.0.0.1", port=0, grace_s=0.3, head_timeout_s=30, send_timeout_s=30
+        )
         serving = asyncio.create_task(server.serve())
         await until(lambda: server.started)
         await until(lambda: app.state.router.dispatcher.is_ready)

@@ -1,9 +1,12 @@
-"""HTTP connections on which a request's head must come in time.
+"""HTTP connections on which a request's head must come in time, and the end of an answer go.
 
 uvicorn bounds how long a connection is idle between requests, and the app how long a body takes;
 nobody bounds a head that trickles in, or what comes after an answer and belongs to no request. Here
 a connection has a given time from its beginning, or from the first byte after an answer, until a
 request has begun. Then it is told 408, if it has said anything, and closed.
+
+Nor does anybody look after what is written and not taken: who answers waits for room, and a
+connection with its end until all is gone. A client that takes none of it is left.
 
 What is no HTTP, or has too long a head, is told so in OpenAI's format, as everything else is.
 """
@@ -23,30 +26,35 @@ from router.joined_writes import JoinedWrites
 MAX_HEAD_NBYTES = 64 << 10
 
 
-class HeadTimeoutConfig(uvicorn.Config):
-    """uvicorn's own, and the time for a head."""
+class TimedConfig(uvicorn.Config):
+    """uvicorn's own, the time for a head, and that after which who takes nothing is left."""
 
-    def __init__(self, app: Any, *, head_timeout_s: float, **settings: Any) -> None:
+    def __init__(
+        self, app: Any, *, head_timeout_s: float, send_timeout_s: float, **settings: Any
+    ) -> None:
         super().__init__(
             app,
-            http=HeadTimeoutProtocol,
+            http=TimedConnection,
             ws="none",
             h11_max_incomplete_event_size=MAX_HEAD_NBYTES,
             **settings,
         )
         self.head_timeout_s = head_timeout_s
+        self.send_timeout_s = send_timeout_s
 
 
-class HeadTimeoutProtocol(H11Protocol):
+class TimedConnection(H11Protocol):
     """One connection. What handles its requests finds it in the scope's state (router/body.py)."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.app_state = {**self.app_state, CONNECTION: self}
         self.conn: JoinedWrites = JoinedWrites(MAX_HEAD_NBYTES, self.loop, self._flush)
-        assert isinstance(self.config, HeadTimeoutConfig)
+        assert isinstance(self.config, TimedConfig)
         self._timeout_s = self.config.head_timeout_s
+        self._send_timeout_s = self.config.send_timeout_s
         self._deadline: asyncio.TimerHandle | None = None
+        self._taking: asyncio.TimerHandle | None = None
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
@@ -58,11 +66,14 @@ class HeadTimeoutProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._expect_taking()
         if self._is_idle and self.conn.trailing_data[0]:
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
+        if self._taking is not None:
+            self._taking.cancel()
         super().connection_lost(exc)
 
     def take_chunk(self, body: bytes) -> bool:
@@ -101,6 +112,27 @@ class HeadTimeoutProtocol(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_taking()
+
+    def _expect_taking(self) -> None:
+        """Of what is written: nothing is added to it until there is room, or another request."""
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+        if left := self.transport.get_write_buffer_size():
+            self._taking = self.loop.call_later(self._send_timeout_s, self._look, left)
+
+    def _look(self, left: int) -> None:
+        self._taking = None
+        if not (self._is_idle or self.flow.write_paused):
+            return  # there is room again
+        if self.transport.get_write_buffer_size() < left:
+            self._expect_taking()
+        else:
+            self.transport.abort()
+
     def _give_up(self) -> None:
         if self.transport.is_closing():
             return
@@ -130,3 +162,4 @@ class HeadTimeoutProtocol(H11Protocol):
         response = h11.Response(status_code=error.status, headers=headers, reason=reason)
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
+        self._expect_taking()
