@@ -24,6 +24,10 @@ from runtime.tls import TLS
 log = get_logger()
 
 ASSIGN_TIMEOUT_S = 5.0
+_RECONNECT_S = 1.5
+"""Three of the pauses after which a channel tries again (runtime/grpc_client.py): it may not know
+yet of a worker that has just come back."""
+_RECONNECT_LOOK_S = 0.1
 
 
 class Worker:
@@ -144,8 +148,17 @@ class Worker:
         """See `Duty.Assign`. Raises AioRpcError."""
         request = pb.AssignRequest(roles=roles, grace_ms=round(grace_s * 1000))
         stub: pb_grpc.DutyAsyncStub = pb_grpc.DutyStub(self._channel)
-        reply: pb.AssignReply = await stub.Assign(request, timeout=ASSIGN_TIMEOUT_S)
-        return reply.num_leaving
+        give_up_at = time.monotonic() + _RECONNECT_S
+        while True:
+            try:
+                reply: pb.AssignReply = await stub.Assign(request, timeout=ASSIGN_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                is_back = error.code() is not grpc.StatusCode.UNAVAILABLE
+                if is_back or time.monotonic() > give_up_at:
+                    raise
+                await asyncio.sleep(_RECONNECT_LOOK_S)
+            else:
+                return reply.num_leaving
 
     async def pin(self, request: pb.PinRequest) -> pb.PinReply:
         """See `Cache.Pin`. Raises AioRpcError."""

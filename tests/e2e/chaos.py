@@ -148,8 +148,10 @@ class Chaos:
 
     async def _freeze(self, worker: WorkerProcess) -> None:
         worker.freeze()
-        await asyncio.sleep(self._draw.uniform(0.2, self._freeze_s))
-        worker.thaw()
+        try:
+            await asyncio.sleep(self._draw.uniform(0.2, self._freeze_s))
+        finally:
+            worker.thaw()
         await asyncio.to_thread(worker.wait_ready)
 
     async def _end(self, worker: WorkerProcess) -> None:

@@ -7,13 +7,17 @@ import grpc
 import pytest
 
 from protos import serving_pb2 as pb
+from protos import serving_pb2_grpc as pb_grpc
 from router.errors import BadRequest
+from router.worker import Worker
+from runtime.grpc_client import open_channel
 from tests.router.dispatch_bench import ANSWER, Client, StartBench, make_prompt, until_tokens
 from tests.router.fake_both import join
 from tests.router.fake_workers import (
     FakeDecode,
     GenerateCall,
     PrefillCall,
+    fake_cluster,
     until,
 )
 from tests.router.test_decode_faults import refuse, refuse_prefill
@@ -158,3 +162,22 @@ async def test_a_worker_of_both_roles_does_not_ship_to_itself(start_bench: Start
         assert (await bench.run()).token_ids == list(ANSWER)
         assert both.requests[0].local_prefill_reason == "no_prefill_worker"
         assert both.prefill.requests == []
+
+
+async def test_one_that_has_just_come_back_takes_other_roles() -> None:
+    """Its channel looks only now and then whether anybody is there."""
+    async with fake_cluster(()) as cluster:
+        both = await join(cluster)
+        async with open_channel(both.address) as channel:
+            worker = Worker(both.address, channel)
+            await both.kill()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await pb_grpc.DutyStub(channel).Assign(pb.AssignRequest())  # it pauses from now on
+            assigning = asyncio.create_task(worker.assign([pb.ROLE_DECODE], 0.0))
+            await asyncio.sleep(0.2)
+            await both.start()
+            assert await asyncio.wait_for(assigning, 5.0) == 2  # as it says
+            assert list(both.assignments[-1].roles) == [pb.ROLE_DECODE]
+            await both.kill()
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+                await asyncio.wait_for(worker.assign([], 0.0), 5.0)
