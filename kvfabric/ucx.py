@@ -21,9 +21,8 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from traceback import clear_frames, walk_tb
 from typing import Any
@@ -54,7 +53,7 @@ from kvfabric.transport import (
     Transport,
     split_address,
 )
-from kvfabric.ucx_clock import IDLE_MS, Clock, signaller
+from kvfabric.ucx_clock import IDLE_MS, Clock, signaller, under_way
 from kvfabric.ucx_lanes import endpoint_lanes, endpoint_peer, libucp
 from kvfabric.ucx_notifier import Notifier
 
@@ -95,19 +94,6 @@ def _notifier() -> Notifier:
 def _wind() -> None:
     if _Context.clock is not None:
         _Context.clock.wind()
-
-
-@contextmanager
-def _under_way() -> Iterator[None]:
-    clock = _Context.clock
-    if clock is None:
-        yield
-        return
-    clock.begin()
-    try:
-        yield
-    finally:
-        clock.end()
 
 
 class _UCXEndpoint(Endpoint):
@@ -161,11 +147,16 @@ class _UCXEndpoint(Endpoint):
         """Operations start in the order of the calls. UCX knows no more of a buffer than where it
         is: the operation keeps it until its end, whoever has left meanwhile."""
         posted: asyncio.Future[None] = self._loop.create_future()
-        if self._ep is None or not self._ep.alive:
-            end(posted, PeerLost("the connection is closed"))
-            return posted
-        request = getattr(self._ep._ep, operation)(Array(buffer), *tag)
-        request.future.add_done_callback(partial(_ended, posted, request, buffer))
+        failure = "the connection is closed"
+        if self._ep is not None and self._ep.alive:
+            try:
+                request = getattr(self._ep._ep, operation)(Array(buffer), *tag)
+            except ucxx.exceptions.UCXError as error:
+                failure = str(error)
+            else:
+                request.future.add_done_callback(partial(_ended, posted, request, buffer))
+                return posted
+        end(posted, PeerLost(failure))
         return posted
 
 
@@ -231,7 +222,7 @@ class UCXTransport(Transport):
     async def connect(self, address: str, seconds: float) -> Endpoint:
         host, port = split_address(address)
         try:
-            with _under_way():
+            with under_way(_Context.clock):
                 ep = await ucxx.create_endpoint(host, port, connect_timeout=seconds)
         except TimeoutError as error:
             failure: FabricError = DeadlineExceeded(f"{address} did not answer in {seconds:g} s")

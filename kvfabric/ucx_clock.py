@@ -11,7 +11,8 @@ whoever computes on their cores. Knows no ucxx.
 
 import asyncio
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from kvfabric.ucx_lanes import libucp
 
@@ -75,3 +76,16 @@ class Clock:
             self._set(min(max(_TICK_S, _TICK_PER_AGE * age), _SLOWEST_TICK_S))
         else:
             self._timer = None
+
+
+@contextmanager
+def under_way(clock: Clock | None) -> Iterator[None]:
+    """Something that lasts as long as this."""
+    if clock is None:
+        yield
+        return
+    clock.begin()
+    try:
+        yield
+    finally:
+        clock.end()
