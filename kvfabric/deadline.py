@@ -78,8 +78,8 @@ class Alarm:
         self._due_s = None
 
     def cancel(self) -> None:
-        """For good."""
-        self._is_over, self._due_s = True, None
+        """For good; whom it would have told is not held any longer."""
+        self._is_over, self._due_s, self._ring = True, None, _nobody
         if self._timer is not None:
             self._timer.cancel()
 
@@ -97,6 +97,10 @@ class Alarm:
         else:
             self._due_s = None
             self._ring()
+
+
+def _nobody() -> None:
+    pass
 
 
 def _end(over: asyncio.Future[None]) -> None:

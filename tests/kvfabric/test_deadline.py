@@ -1,6 +1,8 @@
 """Deadlines and alarms, on a loop's own clock."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -8,6 +10,14 @@ from kvfabric.deadline import Alarm, Deadline
 from kvfabric.errors import DeadlineExceeded
 
 PATIENCE_S = 5.0
+
+
+class _HasAlarm:
+    def __init__(self) -> None:
+        self.alarm = Alarm(self.late)
+
+    def late(self) -> None:
+        pass
 
 
 class TestAlarm:
@@ -58,6 +68,19 @@ class TestAlarm:
         alarm.set(0.01)
         await asyncio.sleep(0.03)
         assert not rang.is_set()
+
+    async def test_cancelled_it_holds_nobody(self) -> None:
+        """Who has one is told by it: a circle, and thousands of those a minute."""
+        one = _HasAlarm()
+        seen = weakref.ref(one)
+        gc.disable()
+        try:
+            one.alarm.set(60)
+            one.alarm.cancel()
+            del one
+            assert seen() is None
+        finally:
+            gc.enable()
 
 
 class TestDeadline:
