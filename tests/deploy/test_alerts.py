@@ -24,7 +24,7 @@ def promtool(*arguments: str | Path) -> str:
 def test_the_configuration_is_valid() -> None:
     """The rules that it names included."""
     promtool("check", "config", DEPLOY / "prometheus.yml")
-    assert "8 rules found" in promtool("check", "rules", DEPLOY / "alerts.yml")
+    assert "10 rules found" in promtool("check", "rules", DEPLOY / "alerts.yml")
 
 
 def test_each_rule_fires_for_what_it_is_for() -> None:
