@@ -104,7 +104,7 @@ class NoRetryLeft(_Unavailable):
 
 class CompilersBusy(_Unavailable):
     def __init__(self, waited_s: float) -> None:
-        text = f"No thread was free to compile the grammar within {waited_s:g} s."
+        text = f"No process was ready to compile the grammar within {waited_s:g} s."
         super().__init__(text, "compilers_busy")
 
 

@@ -13,8 +13,6 @@ Imports little: it starts in a fraction of a second.
 """
 
 import json
-import resource
-import signal
 import sys
 from datetime import datetime
 from typing import NoReturn
@@ -23,6 +21,8 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from router.confinement import allow, confine, say
 
 MAX_CPU_S = 0.5
 """For compiling a template, and for each rendering."""
@@ -68,37 +68,25 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 def main() -> None:
-    # Of whatever runs out of its time: killed, in the middle of a C function too.
-    for number in (signal.SIGPROF, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_NBYTES, MAX_MEMORY_NBYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+    confine(MAX_MEMORY_NBYTES)
+    allow(MAX_CPU_S)
     try:
         template = environment().from_string(json.loads(sys.stdin.readline()))
     except _REFUSALS as error:
-        _say({"refused": str(error) or type(error).__name__})
+        say({"refused": str(error) or type(error).__name__})
         return
-    _say("ready")
+    say("ready")
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
-        signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)
+        allow(MAX_CPU_S, MAX_WALL_S)
         try:
             text = template.render(json.loads(line))
         except _REFUSALS as error:
-            _say({"refused": str(error)[:1000] or type(error).__name__})
+            say({"refused": str(error)[:1000] or type(error).__name__})
             continue
         if len(text) > MAX_CHARS:
-            _say({"refused": f"the prompt would have more than {MAX_CHARS} characters"})
+            say({"refused": f"the prompt would have more than {MAX_CHARS} characters"})
             continue
-        _say({"text": text})
-
-
-def _say(told: object) -> None:
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    sys.stdout.write(json.dumps(told) + "\n")
-    sys.stdout.flush()
+        say({"text": text})
 
 
 def _tojson(

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, Self, TypeVar
+from typing import NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -131,12 +131,23 @@ def composed(rules: str, parts: Mapping[str, str]) -> str:
     return json.dumps({"grammars": grammars})
 
 
+class VocabularySource(NamedTuple):
+    """What `Vocabulary.from_folder` was given: for another process's."""
+
+    folder: str
+    size: int
+    end_token_ids: Sequence[int]
+
+
 class Vocabulary:
     """The bytes of each token, and the tokens that end an output. Built once in a process."""
 
-    def __init__(self, tokens: LLTokenizer, left_out: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, tokens: LLTokenizer, source: VocabularySource, left_out: frozenset[int]
+    ) -> None:
         """`left_out`: tokens that `tokens` has under names that are not theirs."""
         self._tokens = tokens
+        self.source = source
         self.size: int = tokens.vocab_size
         self.end_token_ids = frozenset(tokens.eos_tokens)
         self._left_out = left_out - self.end_token_ids
@@ -156,7 +167,8 @@ class Vocabulary:
             tokens = _no_panic(LLTokenizer)(source, n_vocab=size, eos_token=ends)
         except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
             raise UnusableTokenizer(f"{path}: {error}") from error
-        return cls(tokens, frozenset() if short is None else short.left_out)
+        left_out = frozenset[int]() if short is None else short.left_out
+        return cls(tokens, VocabularySource(str(path), size, ends or ()), left_out)
 
     @property
     def row_size(self) -> int:

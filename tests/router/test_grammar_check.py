@@ -14,6 +14,8 @@ import pytest
 from router import grammar_check
 from router.errors import BadRequest
 from router.grammar_check import GrammarCheck
+from router.grammar_process import GrammarProcess, Verdict
+from router.grammar_sandbox import probe
 from router.structured_output import Wanted
 from router.tokenizer import TextTokenizer
 from runtime.grammar import GrammarError, Vocabulary, of_choices, of_regex
@@ -183,12 +185,11 @@ async def test_each_grammar_is_compiled_once(
 ) -> None:
     probed: list[str] = []
 
-    def probe(vocabulary: Vocabulary, text: str) -> None:
+    def verdict_on(process: GrammarProcess, text: str) -> Verdict:
         probed.append(text)
-        if text == of_choices(["bad"]):
-            raise GrammarError("so says the test")
+        return Verdict("so says the test" if text == of_choices(["bad"]) else None)
 
-    monkeypatch.setattr(grammar_check, "probe", probe)
+    monkeypatch.setattr(GrammarProcess, "verdict_on", verdict_on)
     monkeypatch.setattr(grammar_check, "NUM_KEPT", 2)
     for name in ("a", "a", "bad", "bad", "c", "bad", "a"):
         asked = check.text_of(Wanted("guided_choice", partial(of_choices, [name])))
@@ -210,6 +211,6 @@ async def test_without_a_vocabulary_all_are_refused() -> None:
 def test_a_grammar_that_needs_every_token_is_sound(tokenizer: TextTokenizer) -> None:
     assert isinstance(tokenizer.vocabulary, Vocabulary)
     for form in FORMS:
-        grammar_check.probe(tokenizer.vocabulary, form.grammar)
+        probe(tokenizer.vocabulary, form.grammar)
     with pytest.raises(GrammarError):
-        grammar_check.probe(tokenizer.vocabulary, of_regex("(a{1000}){1000}"))
+        probe(tokenizer.vocabulary, of_regex("(a{1000}){1000}"))
