@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from router.confinement import allow, confine, say, used_nbytes
+from router.confinement import allow, confine, keep_answers_apart, say, used_nbytes
 from runtime.grammar import GrammarError, UnusableTokenizer, Vocabulary, VocabularySource
 
 MAX_CPU_S = 0.8
@@ -45,6 +45,7 @@ def probe(vocabulary: Vocabulary, text: str) -> None:
 
 
 def main() -> None:
+    keep_answers_apart()
     source = VocabularySource(*json.loads(sys.stdin.readline()))
     try:
         vocabulary = Vocabulary.from_folder(Path(source.folder), source.size, source.end_token_ids)

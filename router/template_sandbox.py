@@ -22,7 +22,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from router.confinement import allow, confine, say
+from router.confinement import allow, confine, keep_answers_apart, say
 
 MAX_CPU_S = 0.5
 """For compiling a template, and for each rendering."""
@@ -68,6 +68,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 def main() -> None:
+    keep_answers_apart()
     confine(MAX_MEMORY_NBYTES)
     allow(MAX_CPU_S)
     try:

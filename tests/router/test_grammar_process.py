@@ -127,6 +127,11 @@ async def test_what_a_grammar_would_do_again_is_remembered(
     assert asked == [deed] * (1 if lasts else 2)
 
 
+async def test_what_a_library_prints_is_no_answer(strange: GrammarCheck) -> None:
+    for text in ("prints", "first", "second"):
+        assert await told(strange, text) == text
+
+
 async def test_many_who_ask_the_same_cost_few_compilations(
     strange: GrammarCheck, asked: list[str]
 ) -> None:
