@@ -23,7 +23,7 @@ from router.structured_output import Wanted
 from runtime.grammar import GrammarError, Vocabulary
 
 MAX_SECONDS = 0.9
-"""For writing one grammar and for its turn with a process, which then bounds itself to as much."""
+"""For writing one grammar, and for its turn with a process, which then bounds itself to as much."""
 NUM_THREADS = 2
 NUM_PROCESSES = 2
 NUM_KEPT = 1024
@@ -73,8 +73,10 @@ class GrammarCheck:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(MAX_SECONDS):
             digest = await loop.run_in_executor(self._threads, job.run)
-            if (known := self._known(digest)) is not None:
-                return known
+        if (known := self._known(digest)) is not None:
+            return known
+        await compilers.begin()
+        async with asyncio.timeout(MAX_SECONDS):
             compiler = await compilers.turn()
         if (known := self._known(digest)) is not None:  # it was others' too, who came before
             compilers.give_back(compiler)

@@ -8,7 +8,9 @@ import asyncio
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from router.grammar_sandbox import MAX_WALL_S
 from router.line_process import LineProcess, NotStarted, ProcessGone
@@ -69,13 +71,17 @@ class Compiler:
         self._thread = ThreadPoolExecutor(1, "grammar-check")
         self._is_over = False
 
-    def start(self) -> None:
-        """Unless it runs."""
-        if not self._is_over:
-            self._thread.submit(self._start)
+    def start(self, then: Callable[[], object] = lambda: None) -> None:
+        """Unless it runs. `then` is called by its thread, whether it could or not."""
+        if self._is_over:
+            then()
+        else:
+            self._thread.submit(self._start, then)
 
     def judge(self, text: str) -> asyncio.Future[Verdict]:
         """Raises NotStarted."""
+        if self._is_over:
+            raise NotStarted
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._thread, self._process.verdict_on, text)
 
@@ -87,12 +93,14 @@ class Compiler:
         self._thread.submit(self._process.close)
         self._thread.shutdown(wait=False)
 
-    def _start(self) -> None:
+    def _start(self, then: Callable[[], object]) -> None:
         try:
             self._process.start()
         except NotStarted as error:
             if not self._is_over:
                 log.warning("no process to compile grammars", reason=str(error))
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            then()
 
 
 class Compilers:
@@ -100,18 +108,29 @@ class Compilers:
 
     def __init__(self, source: VocabularySource, num_processes: int) -> None:
         self._all = [Compiler(source) for _ in range(num_processes)]
-        self._free: asyncio.Queue[Compiler] | None = None
+        self._free: asyncio.Queue[Compiler] = asyncio.Queue()
+        self._first: asyncio.Future[None] | None = None
+
+    async def begin(self) -> None:
+        """Until one of them has started, or could not: once."""
+        if self._first is None:
+            loop = asyncio.get_running_loop()
+            first = self._first = loop.create_future()
+
+            def there() -> None:
+                if not first.done():
+                    first.set_result(None)
+
+            for compiler in self._all:
+                compiler.start(partial(loop.call_soon_threadsafe, there))
+                self._free.put_nowait(compiler)
+        await asyncio.shield(self._first)
 
     async def turn(self) -> Compiler:
         """Whoever has it must `give_back` it, or `judge` with it, in the same step of the loop."""
-        if self._free is None:
-            self._free = asyncio.Queue()
-            for compiler in self._all:
-                self.give_back(compiler)
         return await self._free.get()
 
     def give_back(self, compiler: Compiler) -> None:
-        assert self._free is not None
         compiler.start()
         self._free.put_nowait(compiler)
 
