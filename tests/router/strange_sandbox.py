@@ -14,6 +14,12 @@ def probe(vocabulary: Vocabulary, text: str) -> None:
         case ["spins"]:
             while True:
                 pass
+        case ["is", "bounded"]:
+            timers = signal.ITIMER_PROF, signal.ITIMER_REAL
+            if all(0 < signal.getitimer(timer)[0] < 1 for timer in timers):
+                raise GrammarError("bounded")
+        case ["takes", seconds]:
+            time.sleep(float(seconds))
         case ["sleeps"]:
             time.sleep(60)
         case ["fills"]:
