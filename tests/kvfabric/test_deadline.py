@@ -35,13 +35,13 @@ class TestAlarm:
         loop, rang = asyncio.get_running_loop(), asyncio.Event()
         alarm = Alarm(rang.set)
         for _ in range(20):
-            alarm.set(0.1)
-            await asyncio.sleep(0.01)
+            alarm.set(0.5)
+            await asyncio.sleep(0.03)  # longer than it was set for, together
             assert not rang.is_set()
         set_at = loop.time()
-        alarm.set(0.1)
+        alarm.set(0.5)
         await asyncio.wait_for(rang.wait(), PATIENCE_S)
-        assert loop.time() >= set_at + 0.1
+        assert loop.time() >= set_at + 0.5
 
     async def test_it_can_be_set_earlier(self) -> None:
         rang = asyncio.Event()
@@ -85,10 +85,10 @@ class TestAlarm:
 
 class TestDeadline:
     async def test_each_has_its_time(self) -> None:
-        deadline, loop = Deadline(0.1), asyncio.get_running_loop()
+        deadline, loop = Deadline(0.6), asyncio.get_running_loop()
         late, done = loop.create_future(), loop.create_future()
         waiting = asyncio.create_task(deadline.within(late, "the first"))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
         other = asyncio.create_task(deadline.within(done, "the second"))
         with pytest.raises(DeadlineExceeded, match="the first took longer"):
             await waiting

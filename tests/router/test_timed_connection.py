@@ -8,7 +8,7 @@ import pytest
 from tests.router.conftest import RunningRouter, StartRouter
 from tests.router.fake_workers import fake_cluster, until
 
-SEND_TIMEOUT_S = 0.4
+SEND_TIMEOUT_S = 0.6
 PATH = "/openapi.json"
 NUM_REQUESTS = 20
 """One answer is more than sockets as small as these take, and as many are more than the router
