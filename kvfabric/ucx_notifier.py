@@ -9,6 +9,8 @@ import threading
 from typing import Any
 
 _POOL_PERIOD_NS = 1_000_000_000  # how long it waits before it looks after ucxx's pool of futures
+_END_S = 5.0
+"""Several of those: it ends at once unless it never gets to run."""
 
 
 class Notifier:
@@ -23,10 +25,10 @@ class Notifier:
         self._thread.start()
 
     def stop(self) -> None:
-        """Waits for its end. Not on the loop."""
+        """Waits for its end, for seconds at most. Not on the loop."""
         self._is_over = True
         self._worker.stop_request_notifier_thread()
-        self._thread.join()
+        self._thread.join(_END_S)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)  # whose futures fill the pool

@@ -16,6 +16,8 @@ from kvfabric.errors import (
     PeerLost,
     TransferAborted,
 )
+from kvfabric.transport import Channel, Endpoint
+from kvfabric.wire_window import ON_WIRE
 from tests.kvfabric.rig import (
     SECONDS,
     Source,
@@ -167,6 +169,35 @@ async def test_a_peer_that_takes_nothing_meets_the_send_deadline() -> None:
         ticket, sink = expected(decode, 1024)  # the broken link is replaced
         await shipped(ship_all(prefill, ticket, Source(random_kv(1024))))
         await sink.commit()
+
+
+async def test_a_network_that_never_says_what_became_of_a_frame(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also not when the connection is broken: its frames' slots are given up, and no frame behind
+    them waits for ever."""
+    async with open_nodes("inproc", send_timeout_s=0.1) as (prefill, decode):
+        connect = prefill._transport.connect
+
+        async def connect_badly(address: str, seconds: float) -> Endpoint:
+            endpoint = await connect(address, seconds)
+            send = endpoint.send
+
+            def send_badly(channel: Channel, message: bytes | memoryview) -> asyncio.Future[None]:
+                if channel is Channel.FRAMES:
+                    return asyncio.get_running_loop().create_future()
+                return send(channel, message)
+
+            monkeypatch.setattr(endpoint, "send", send_badly)
+            return endpoint
+
+        monkeypatch.setattr(prefill._transport, "connect", connect_badly)
+        outgoing = ship_all(prefill, expected(decode, 1024)[0], Source(random_kv(1024)))
+        assert isinstance(await ship_error(outgoing), DeadlineExceeded)
+        assert caplog.text.count("its slot is retired") == ON_WIRE
+        assert prefill.stats().send_slots_used == ON_WIRE
+        for slot in tuple(prefill._send_slots.lent):  # this network does not write to them
+            prefill._send_slots.release(slot)
 
 
 async def test_closing_ends_everything_at_both_ends(scheme: str) -> None:
