@@ -176,7 +176,7 @@ async def test_a_network_that_never_says_what_became_of_a_frame(
 ) -> None:
     """Also not when the connection is broken: its frames' slots are given up, and no frame behind
     them waits for ever."""
-    async with open_nodes("inproc", send_timeout_s=0.1) as (prefill, decode):
+    async with open_nodes("inproc", send_timeout_s=0.1, send_slots=8) as (prefill, decode):
         connect = prefill._transport.connect
 
         async def connect_badly(address: str, seconds: float) -> Endpoint:
@@ -192,10 +192,12 @@ async def test_a_network_that_never_says_what_became_of_a_frame(
             return endpoint
 
         monkeypatch.setattr(prefill._transport, "connect", connect_badly)
-        outgoing = ship_all(prefill, expected(decode, 1024)[0], Source(random_kv(1024)))
+        ticket, _ = expected(decode, 1024)
+        outgoing = ship_all(prefill, ticket, Source(random_kv(1024)))
         assert isinstance(await ship_error(outgoing), DeadlineExceeded)
         assert caplog.text.count("its slot is retired") == ON_WIRE
         assert prefill.stats().send_slots_used == ON_WIRE
+        decode.forget(ticket.transfer_id)
         for slot in tuple(prefill._send_slots.lent):  # this network does not write to them
             prefill._send_slots.release(slot)
 
